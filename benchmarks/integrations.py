@@ -45,7 +45,7 @@ from gemmtune.integration.vllm.linear import OP
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
-from gemmtune.report.inductor_table import inductor_table, key_of
+from gemmtune.report.other_formats import inductor_table, key_of
 from gemmtune.selector.progress import Progress
 from gemmtune.store.store import open_store
 from gemmtune.timing.timer import Timer, collection_paused, median_margin

@@ -21,11 +21,23 @@ Messages say what was got, what was expected, and what to do about it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 
 class GemmtuneError(Exception):
     """Base of all exceptions of this package."""
+
+
+@contextmanager
+def raised_as(
+    kind: Callable[[str], Exception], caught: type[Exception] | tuple[type[Exception], ...] = GemmtuneError, *, before: str = ""
+) -> Iterator[None]:
+    """Raise exceptions of the block, of the ``caught`` types, as another one: their text, with ``before`` in front of it."""
+    try:
+        yield
+    except caught as error:
+        raise kind(f"{before}{error}") from error
 
 
 class InvalidProblemError(GemmtuneError, RuntimeError, ValueError):

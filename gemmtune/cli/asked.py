@@ -9,7 +9,7 @@ from .. import settings
 from ..backends.own.targets import loaded
 from ..backends.table import check_names
 from ..device import DeviceInfo, detect, preset
-from ..errors import DISABLED, GemmtuneError, SettingsError, UnavailableError
+from ..errors import DISABLED, SettingsError, UnavailableError, raised_as
 from ..settings import Settings, given
 from ..tuning.brought import surviving
 
@@ -36,10 +36,8 @@ def device_of(text: str | None) -> DeviceInfo:
 
 def arch_of(text: str | None) -> DeviceInfo | None:
     """Return the architecture of ``--arch``, or None if it is missing. Raises click.UsageError for an unknown one."""
-    try:
+    with raised_as(click.UsageError, UnavailableError, before="--"):
         return None if text is None else preset(text)
-    except UnavailableError as error:
-        raise click.UsageError(f"--{error}") from error
 
 
 def refuse_if_disabled() -> None:
@@ -67,8 +65,6 @@ def settings_changes(options: dict[str, Any]) -> dict[str, Any]:
         targets = surviving(targets)
         changes["extra_choices"] = targets or None
     for target in targets if asked else ():
-        try:
+        with raised_as(click.UsageError, before="--with: "):
             loaded(target)
-        except GemmtuneError as error:
-            raise click.UsageError(f"--with: {error}") from error
     return changes

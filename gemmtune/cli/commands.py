@@ -21,8 +21,7 @@ SETTINGS = tuple(field.name for field in dataclasses.fields(Settings))
 
 
 @click.command()
-@options.shapes_argument
-@options.shapes_option
+@options.shapes_options
 @options.problem_options
 @options.device_option
 @options.devices_option
@@ -74,23 +73,15 @@ def _models() -> Collection[str]:
 
 
 @click.command()
-@options.shapes_argument
-@options.shapes_option
+@options.shapes_options
 @click.option("--recorded", metavar="FILE", type=click.Path(), help="A file of gemmtune record.")
-@click.option(
-    "--models",
-    metavar="NAMES",
-    shell_complete=complete_of(_models, several=True),
-    help="Public models whose weights to tune: all, or names such as llama-3.1-8b,qwen3-*.",
+@options.named(
+    "--models", "NAMES", _models, "Public models whose weights to tune: all, or names such as llama-3.1-8b,qwen3-*.", several=True
 )
-@click.option(
-    "--dtypes",
-    metavar="NAMES",
-    shell_complete=complete_of(get_args(ModelDtype), several=True),
-    default="bf16",
-    show_default=True,
-    help=f"Dtypes of the weights of --models: some of {', '.join(get_args(ModelDtype))}.",
-)
+@options.named(
+    "--dtypes", "NAMES", get_args(ModelDtype), f"Dtypes of the weights of --models: some of {', '.join(get_args(ModelDtype))}.",
+    several=True, default="bf16", show_default=True,
+)  # fmt: skip
 @click.option("--m", "m_range", metavar="LO..HI", help="Tune a table for all these M; 1..8192 for --models.")
 @options.devices_option
 @options.ray_option
@@ -178,8 +169,7 @@ def explain(**given: Any) -> None:
 
 
 @click.command()
-@options.shapes_argument
-@options.shapes_option
+@options.shapes_options
 @options.arch_option
 @options.problem_options
 @options.search_options

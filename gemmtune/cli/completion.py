@@ -15,13 +15,12 @@ from click.shell_completion import CompletionItem
 BACKENDS = Path(__file__).parents[1] / "conformance" / "gemms" / "backends.py"
 """Source of our backends, which are named like ``backend:triton``."""
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+Legal = Collection[str] | Callable[[], Collection[str]]
+"""Words, or a function that returns them because their import takes long."""
 
 
-def complete_of(words: Collection[str] | Callable[[], Collection[str]], *, several: bool = False) -> Complete:
-    """Return the completion of a word of a list, or with ``several`` of the last of words that are joined by commas.
-
-    A function returns a list that takes long to import.
-    """
+def complete_of(words: Legal, *, several: bool = False) -> Complete:
+    """Return the completion of a word of a list, or with ``several`` of the last of words that are joined by commas."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's
         *before, last = incomplete.split(",") if several else [incomplete]

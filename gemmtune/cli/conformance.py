@@ -19,16 +19,16 @@ from rich.text import Text
 from .. import settings
 from ..cache import cache_dir
 from ..conformance.bench.outcome import Record
-from ..conformance.option_table import OPTIONS, STDOUT
+from ..conformance.option_table import STDOUT
 from ..conformance.options import RunOptions
 from ..conformance.properties.table import PROPERTIES
 from ..conformance.report.as_json import as_json_text
 from ..conformance.report.summary import Summary
 from ..conformance.report.text import header_lines, renderables
-from ..conformance.runs.files import json_text, write
+from ..conformance.runs.files import json_text, words_of, write
 from ..conformance.runs.matrices import exit_status, matrix
 from ..conformance.runs.run import Run
-from ..errors import GemmtuneError
+from ..errors import raised_as
 from ..selector.progress import Progress
 from .output import INTERRUPTED, UNTESTED, CouldNotTest, print_json
 from .printing import show, watched
@@ -44,16 +44,12 @@ CLEAN = {"PYTEST_ADDOPTS": None, "PYTEST_PLUGINS": None, "PYTEST_DISABLE_PLUGIN_
 
 def conformance(*, gemm: str | None, keyword: str | None, pytest_arguments: tuple[str, ...], **values: Any) -> None:
     """Test if a GEMM is correct. ``values`` are the options of ``option_table``."""
-    try:
+    with raised_as(click.UsageError):
         options = RunOptions.of({"backend": gemm, **values})
-    except GemmtuneError as error:
-        raise click.UsageError(str(error)) from error
     if not options.active:
         raise click.UsageError("got no GEMM, expected package.module:function, for instance mypkg.ops:matmul")
-    try:
+    with raised_as(CouldNotTest):
         status = _matrices(options) if options.sm else _suite(options, keyword, pytest_arguments)
-    except GemmtuneError as error:
-        raise CouldNotTest(str(error)) from error
     if status:
         raise click.exceptions.Exit(status)
 
@@ -108,25 +104,13 @@ def _run_pytest(options: RunOptions, keyword: str | None, further: Sequence[str]
     import pytest  # noqa: PLC0415 - an optional dependency that other commands do not need
 
     folder = Path(str(resources.files("gemmtune.conformance.suite")))
-    arguments = ["-c", str(folder / "pytest.ini"), f"--rootdir={folder}", *QUIET, *_as_pytest(options)]
+    arguments = ["-c", str(folder / "pytest.ini"), f"--rootdir={folder}", *QUIET, f"--gemm-backend={options.backend}"]
+    arguments += words_of(options.given(), pytest=True)
     arguments += ["-k", keyword] if keyword else []
     if any(word.startswith(("-n", "--numprocesses")) for word in further):
         arguments += ["-p", "xdist"]
     with contextlib.redirect_stdout(sys.stderr):  # pytest's output is progress information
         return int(pytest.main([*arguments, *further, str(folder)], plugins=[output]))
-
-
-def _as_pytest(options: RunOptions) -> list[str]:
-    given = options.given()
-    words = [f"--gemm-backend={options.backend}"]
-    for option in OPTIONS:
-        if option.name in given:
-            value = given[option.name]
-            if option.kind == "flag":
-                words.append(option.pytest_spelling)
-            else:
-                words += [f"{option.pytest_spelling}={word}" for word in (value if option.repeated else (value,))]
-    return words
 
 
 class CommandOutput:

@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from ..selector.machine_limits import MachineLimits
 from ..selector.offers import enabled_backends
 from ..selector.result import busy
 from ..settings import Settings
-from ..store.key import driver_version
+from ..store.key import driver_version, package_version
 from ..store.store import open_store
 from ..toolchain.codeobject import find_hip_compiler
 from ..toolchain.cubin import find_nvrtc
@@ -73,7 +72,7 @@ def report(chosen: Settings, *, build_native: bool = False) -> dict[str, Any]:
         "gemmtune": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: package_version(name) or None for name in PACKAGES},
         "gpu": _gpu(),
         "devices": [
             {k: v for k, v in dataclasses.asdict(device).items() if v not in (0, (), "")}
@@ -90,13 +89,6 @@ def report(chosen: Settings, *, build_native: bool = False) -> dict[str, Any]:
         "settings": {k: v for k, v in dataclasses.asdict(chosen).items() if v != getattr(Settings(), k)},
         "problems": problems,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _compiler(names: tuple[str, ...]) -> dict[str, str] | None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..conformance.options import declared_by
 from ..conformance.runs.files import write
-from ..errors import GemmtuneError
+from ..errors import raised_as
 from ..judging.report import as_html, as_json, lines
 from ..judging.verdict import judge as judged
 from .output import STDOUT, CouldNotTest, write_json
@@ -19,12 +19,10 @@ from .printing import show
 
 def judge(*, target: str, trait: tuple[str, ...], json_file: str | None, html: str | None, **options: Any) -> None:
     """Judge a GEMM, print the verdict and exit with its status."""
-    try:
+    with raised_as(CouldNotTest):
         judgement = judged(target, declared=declared_by(trait), **options)
         if html is not None:
             write("html", html, as_html(judgement))
-    except GemmtuneError as error:
-        raise CouldNotTest(str(error)) from error
     if json_file != STDOUT:
         show([Text(line) for line in lines(judgement)])
     write_json(json_file, as_json(judgement))

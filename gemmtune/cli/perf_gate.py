@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from .. import settings
-from ..errors import GemmtuneError
+from ..errors import raised_as
 from ..perf_gate.gate import problems_without_names, run_gate
 from ..perf_gate.options import GateOptions
 from ..perf_gate.result import renderables, warnings
@@ -28,7 +28,7 @@ GATE_OPTIONS = ("device", "candidate", "anchor", "baselines", "require_baseline"
 def perf_gate(*, shapes: tuple[str, ...], shapes_file: str | None, json_file: str | None, **options: Any) -> None:
     """Check if a shape takes longer than allowed. ``options`` hold those for settings, the gate and problems."""
     refuse_if_disabled()
-    try:
+    with raised_as(CouldNotTest):
         given = {name: options.pop(name) for name in GATE_OPTIONS}
         given["anchor"] = given["anchor"] or ("baseline" if given["require_baseline"] else "torch")
         gate = GateOptions(**given)
@@ -37,8 +37,6 @@ def perf_gate(*, shapes: tuple[str, ...], shapes_file: str | None, json_file: st
             spec = Spec(device_type=info.torch_device.type, **options)
             problems = problems_of(shapes, shapes_file, spec) or _unnamed(gate, options)
             result = run_gate(problems, gate, tell=(lambda _: None) if is_quiet() else note, progress=progress)
-    except GemmtuneError as error:
-        raise CouldNotTest(str(error)) from error
     if json_file != STDOUT:
         show(renderables(result))
     write_json(json_file, result.to_json())

@@ -12,7 +12,7 @@ from ..judging.levels import LEVELS, MOST_CALL_S
 from ..perf_gate.options import ANCHORS, FOLDER, LEAST_PROCESSES, PICK, PROCESSES
 from . import words
 from .completion import complete_gemm, complete_of
-from .options import device_option, problem_options, search_options, shapes_argument, shapes_option, timing_option
+from .options import device_option, problem_options, search_options, shapes_options, timing_option
 from .output import level_options, output_options, run
 from .product import FiniteRange
 
@@ -101,8 +101,7 @@ def judge(**given: Any) -> None:
 
 
 @click.command("perf-gate")
-@shapes_argument
-@shapes_option
+@shapes_options
 @problem_options
 @device_option
 @search_options

@@ -108,12 +108,6 @@ def _changes(pairs: list[Pair], every: bool) -> Iterator[RenderableType]:
         yield table
     for name, alone in (("before", [p for p in pairs if p.after is None]), ("after", [p for p in pairs if p.before is None])):
         yield from (Text(f"only {name}: {pair.either.text}") for pair in alone)
-    yield Text(_margins(pairs), style="bold")
-
-
-def _margins(pairs: list[Pair]) -> str:
-    """Return how many problems became slower and faster, and by which margin."""
-    both = [pair for pair in pairs if pair.ratio]
     by = f"by over {tie(''):.0%}" + (f", {tie(BUSY_MARK):.0%} {BUSY_MARK}" if any(pair.disturbed for pair in both) else "")
     slower, faster = sum(pair.slower for pair in both), sum(pair.faster for pair in both)
-    return f"{counted(len(both), 'problem')} on both sides: {slower} slower, {faster} faster {by}"
+    yield Text(f"{counted(len(both), 'problem')} on both sides: {slower} slower, {faster} faster {by}", style="bold")

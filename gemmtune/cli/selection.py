@@ -11,15 +11,16 @@ from typing import Any, get_args
 import click
 import torch
 
-from ..device import DeviceInfo, detect
+from ..device import detect
 from ..errors import InvalidProblemError
 from ..report.names import class_text, problem_text
 from ..selector.machine_limits import DISTURBED_LIMITS, LIMITS
 from ..settings import Timing
 from ..store.key import fingerprint_text
-from ..store.removal import Removable
-from ..store.row import Limit, Row
+from ..store.row import Limit, Ranged, Row
 from .shapes import parse_shape
+
+Removable = Row | Limit | Ranged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +72,11 @@ class Selection:
         return here and (self.pattern is None or self.pattern.search(text) is not None)
 
 
-def devices_here() -> list[DeviceInfo]:
-    """Return the CPU and every GPU of this machine."""
-    return [detect("cpu"), *(detect(f"cuda:{index}") for index in range(torch.cuda.device_count()))]
-
-
 def machines_here() -> frozenset[str]:
     """Return the fingerprints of this machine's devices, for every timing mode and for limits."""
     modes = (*get_args(Timing), LIMITS, DISTURBED_LIMITS)
-    return frozenset(fingerprint_text(device, mode) for device in devices_here() for mode in modes)
+    devices = [detect("cpu"), *(detect(f"cuda:{index}") for index in range(torch.cuda.device_count()))]
+    return frozenset(fingerprint_text(device, mode) for device in devices for mode in modes)
 
 
 def _sizes(key: str) -> tuple[int, ...] | None:

@@ -4,12 +4,11 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from ..errors import InvalidProblemError
+from ..errors import InvalidProblemError, raised_as
 from ..foreign import parse_json, read_text
 from ..operand_kinds import full_dtype_name
 from ..problem import Problem
@@ -34,10 +33,8 @@ def parse_rows(text: str, where: str = "--m") -> range:
     found = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", text)
     if found is None:
         raise click.UsageError(f"--m: got {text!r}, expected LO..HI with whole numbers, for instance 1..8192")
-    try:
+    with raised_as(click.UsageError, InvalidProblemError, before=f"{where} {text}: "):
         return rows_of((int(found[1]), int(found[2])))
-    except InvalidProblemError as error:
-        raise click.UsageError(f"{where} {text}: {error}") from error
 
 
 def range_of_word(text: str, options: Spec) -> tuple[Problem, range] | None:
@@ -54,10 +51,8 @@ def range_of_word(text: str, options: Spec) -> tuple[Problem, range] | None:
 
 def problem_of_word(text: str, options: Spec) -> Problem:
     """Return the problem that a word of the command line names. Raises click.UsageError if it names none."""
-    try:
+    with raised_as(click.UsageError, InvalidProblemError):
         return options.problem(parse_shape(text), f"shape {text}")
-    except InvalidProblemError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -67,17 +62,6 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("x")))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Skipped:
-    """Entry of a file that is well-formed but cannot be tuned here."""
-
-    where: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"skipped {self.where}: {self.reason}"
-
-
 def problems_of(shapes: Sequence[str], shapes_file: str | None, spec: Spec) -> list[Problem]:
     """Return the problems of words and of a file, none if both are missing. Print the skipped entries.
 
@@ -85,12 +69,10 @@ def problems_of(shapes: Sequence[str], shapes_file: str | None, spec: Spec) -> l
     """
     problems = [problem_of_word(text, spec) for text in shapes]
     if shapes_file is not None:
-        try:
+        with raised_as(click.UsageError, InvalidProblemError):
             found, skipped = problems_of_file(shapes_file, spec)
-        except InvalidProblemError as error:
-            raise click.UsageError(str(error)) from error
-        for entry in skipped:
-            note(str(entry))
+        for line in skipped:
+            note(line)
         problems += found
     if not problems and shapes_file is not None:
         raise click.UsageError(f"--shapes: every entry of {shapes_file} was skipped, expected at least one that can be tuned here")
@@ -104,8 +86,8 @@ def some_problems_of(shapes: Sequence[str], shapes_file: str | None, spec: Spec)
     return problems_of(shapes, shapes_file, spec)
 
 
-def problems_of_file(path: str, options: Spec) -> tuple[list[Problem], list[Skipped]]:
-    """Return the problems of a file of shapes, and the entries that this version or device cannot tune.
+def problems_of_file(path: str, options: Spec) -> tuple[list[Problem], list[str]]:
+    """Return the problems of a file of shapes, and a line for each entry that this version or device cannot tune.
 
     The file holds a JSON list of entries, or an object with such a list as ``shapes``. An entry has ``m``, ``n`` and ``k``,
     and may have the other fields of ``FIELDS``. ``options`` give the rest. A file of torch's TunableOp is read too.
@@ -113,7 +95,7 @@ def problems_of_file(path: str, options: Spec) -> tuple[list[Problem], list[Skip
     Raises InvalidProblemError with the entry and the field if the file is malformed, and click.ClickException if it cannot be read.
     """
     problems: list[Problem] = []
-    skipped: list[Skipped] = []
+    skipped: list[str] = []
     for index, (entry, refused) in enumerate(_entries(path)):
         name = entry.get("name") if isinstance(entry, dict) else None
         where = f"{path}: entry {index + 1}" + (f" ({name})" if name else "")
@@ -121,7 +103,7 @@ def problems_of_file(path: str, options: Spec) -> tuple[list[Problem], list[Skip
             raise InvalidProblemError(f"{where}: got {_show(entry)}, expected an object with m, n and k")
         reason = refused or why_skipped(entry, options)
         if reason:
-            skipped.append(Skipped(where=where, reason=reason))
+            skipped.append(f"skipped {where}: {reason}")
         else:
             problems.append(problem_of_entry(entry, where, options))
     return problems, skipped

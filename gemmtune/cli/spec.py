@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from ..errors import InvalidProblemError
+from ..errors import InvalidProblemError, raised_as
 from ..operand_kinds import full_dtype_name
 from ..problem import Layout, Precision, Problem
 from ..problem.contiguous import BiasShape, inp_layout
@@ -36,10 +36,8 @@ class Spec(Product):
 
     def problem(self, sizes: Sequence[int], where: str) -> Problem:
         """Return the problem of sizes (M, N, K) or (B, M, N, K). Raises InvalidProblemError that begins with ``where`` for none."""
-        try:
+        with raised_as(InvalidProblemError, InvalidProblemError, before=f"{where}: "):
             return self._problem(sizes)
-        except InvalidProblemError as error:
-            raise InvalidProblemError(f"{where}: {error}") from error
 
     def _problem(self, sizes: Sequence[int]) -> Problem:
         batched = len(sizes) == 4

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,24 +14,23 @@ from rich.text import Text
 
 from .. import settings
 from ..errors import InvalidProblemError, StoreError
-from ..report.inductor_table import inductor_table
 from ..report.known import Known, known_of
-from ..report.moe_configs import moe_configs
 from ..report.names import class_text, machine_text, problem_text
+from ..report.other_formats import inductor_table, moe_configs
 from ..report.t4 import to_t4
 from ..selector.range_result import table_lines
 from ..selector.result import busy
 from ..selector.segments import INVARIANT, TABLE
 from ..selector.segments import Table as Segments
 from ..selector.text_table import TextTable, counted
-from ..store.removal import Removable, remove
 from ..store.row import Limit, Row, stored_problem
 from ..store.store import Absorbed, Ranged, Store, open_store
 from ..store.storefile import HEAD
 from .output import STDOUT, write_json, write_text
 from .printing import show as print_parts
-from .selection import Selection, machines_here
+from .selection import Removable, Selection, machines_here
 from .tunableop import VALIDATOR, results_of
+
 
 PROBLEM_CHARS = 120
 """Length at which a table cuts a problem's text: an epilogue may have a thousand characters."""
@@ -53,53 +52,39 @@ def show(shapes: Sequence[str], match: str | None, here: bool, rows: int, json_f
 
 def export_store(file: str, shapes: Sequence[str], match: str | None, here: bool, file_format: str, json_file: str | None) -> None:
     """Write the store, or the problems that were asked for, as JSON that import reads or in the format of another tool."""
-    store, wanted = opened(), Selection.of(shapes, match, here)
-    write = _FORMATS.get(file_format)
-    if write is None:
-        count, what = store.export_file(file, wanted.chooses), "rows"
-    else:
-        count, what = write([row for row in store.every_row() if wanted.chooses(row)], file)
+    store = opened()
+    count, what = _exported(store, Selection.of(shapes, match, here), file_format, file)
     if json_file != STDOUT:
         taken = f". This format takes {_TAKEN[file_format]}" if not count and file_format in _TAKEN else ""
         click.echo(f"{count} {what} of {store.path} written to {file}{taken}")
     write_json(json_file, {what: count, "store": str(store.path), "file": file})
 
 
-def _write_t4(rows: list[Row], file: str) -> tuple[int, str]:
-    write_json(file, to_t4(rows), "export")
-    return len(rows), "rows"
-
-
-def _write_inductor(rows: list[Row], file: str) -> tuple[int, str]:
-    table = inductor_table(rows)
-    write_json(file, table, "export")
-    return len(table), "products"
-
-
-def _write_tunableop(rows: list[Row], file: str) -> tuple[int, str]:
-    results = results_of(rows)
-    write_text(file, "".join(f"{line}\n" for line in results), "export")
-    return sum(not line.startswith(VALIDATOR) for line in results), "products"
-
-
-def _write_moe(rows: list[Row], folder: str) -> tuple[int, str]:
+def _exported(store: Store, wanted: Selection, file_format: str, file: str) -> tuple[int, str]:
+    """Write what was asked for in a format, and return the number of things written, and their name."""
+    if file_format == "gemmtune":
+        return store.export_file(file, wanted.chooses), "rows"
+    rows = [row for row in store.every_row() if wanted.chooses(row)]
+    if file_format == "t4":
+        write_json(file, to_t4(rows), "export")
+        return len(rows), "rows"
+    if file_format == "inductor":
+        write_json(file, table := inductor_table(rows), "export")
+        return len(table), "products"
+    if file_format == "tunableop":
+        results = results_of(rows)
+        write_text(file, "".join(f"{line}\n" for line in results), "export")
+        return sum(not line.startswith(VALIDATOR) for line in results), "products"
     files = moe_configs(rows)
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        Path(file).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise click.ClickException(f"export: cannot make the folder {folder}: {error.strerror}") from error
+        raise click.ClickException(f"export: cannot make the folder {file}: {error.strerror}") from error
     for name, content in files.items():
-        write_json(str(Path(folder) / name), content, "export")
+        write_json(str(Path(file) / name), content, "export")
     return len(files), "layers"
 
 
-_FORMATS: Mapping[str, Callable[[list[Row], str], tuple[int, str]]] = {
-    "t4": _write_t4,
-    "inductor": _write_inductor,
-    "tunableop": _write_tunableop,
-    "moe": _write_moe,
-}
-"""Functions that write a format. Each returns the number of things written, and their name."""
 _TAKEN = {
     "inductor": "measured mm and bmm of one float dtype on a GPU, without an epilogue",
     "tunableop": "measured mm and bmm on a GPU, without an epilogue",
@@ -239,15 +224,13 @@ def _outdated(fingerprint: str, here: Sequence[dict[str, str]]) -> bool:
 
 def _remove(chosen: Callable[[Removable], bool], dry_run: bool, json_file: str | None) -> None:
     store = opened()
-    removed = remove(store, chosen, dry_run=dry_run)
-    problems = sorted({problem_text(row.key) for row in removed.rows})
+    rows, limits, ranged = store.change(lambda database: database.remove(chosen, dry_run=dry_run))
+    problems = sorted({problem_text(row.key) for row in rows})
     if json_file != STDOUT:
         for text in problems:
             click.echo(text)
-        what = (
-            f"{counted(len(removed.rows), 'row')} of {counted(len(problems), 'problem')}, {counted(len(removed.ranged), 'table')}"
-        )
+        what = f"{counted(len(rows), 'row')} of {counted(len(problems), 'problem')}, {counted(len(ranged), 'table')}"
         verb = "would be removed from" if dry_run else "removed from"
-        click.echo(f"{what} and {counted(len(removed.limits), 'limit')} {verb} {store.path}")
-    counts = {"rows": len(removed.rows), "tables": len(removed.ranged), "limits": len(removed.limits)}
+        click.echo(f"{what} and {counted(len(limits), 'limit')} {verb} {store.path}")
+    counts = {"rows": len(rows), "tables": len(ranged), "limits": len(limits)}
     write_json(json_file, counts | {"problems": problems, "removed": not dry_run, "store": str(store.path)})

@@ -13,14 +13,33 @@ from typing import Any
 import pytest
 import torch
 
-from ..errors import GemmtuneError
+from ..errors import raised_as
+from .bench.outcome import Record
 from .option_table import OPTIONS as TABLE
 from .options import RunOptions
-from .suite import hookspecs
+from .report.summary import Summary
+from .runs.run import Run
 from .suite.session import ConformanceSession, MatrixSession, PytestTerminal
 from .suite.stash import OPTIONS
 
 _TYPES = {"integer": int, "seconds": float}
+
+
+class Hooks:
+    """Hooks that the plugin calls during a run. The command and the plugin's own terminal output implement them."""
+
+    @pytest.hookspec(firstresult=True)
+    def pytest_gemm_open(self, options: RunOptions) -> Run | None:
+        """Return the run of these options if the caller has opened it already."""
+
+    def pytest_gemm_begin(self, run: Run) -> None:
+        """Called when the GEMM was found. Workers of pytest-xdist call no hook of this class."""
+
+    def pytest_gemm_progress(self, records: list[Record], done: int, total: int) -> None:
+        """Called when one more of ``total`` tests is done, with its records."""
+
+    def pytest_gemm_end(self, summary: Summary) -> None:
+        """Called at the end, after the reports were written."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,17 +64,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Register the hooks that the plugin calls during a run."""
-    pluginmanager.add_hookspecs(hookspecs)
+    pluginmanager.add_hookspecs(Hooks)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the session if there is a GEMM to test. Reject ``-m gpu`` without a GPU before any process starts."""
     if config.getoption("markexpr") == "gpu" and not torch.cuda.is_available():
         raise pytest.UsageError("-m gpu: got no GPU (torch sees none), expected one; run without -m gpu on this machine")
-    try:
+    with raised_as(pytest.UsageError):
         options = RunOptions.of({name: config.getoption(f"gemm_{name}") for name in ("backend", *(x.name for x in TABLE))})
-    except GemmtuneError as error:
-        raise pytest.UsageError(str(error)) from error
     if not options.active:
         return
     config.stash[OPTIONS] = options

@@ -1,19 +1,24 @@
-"""The arguments of one call of an operation."""
+"""The arguments of one call of an operation, and what a public function makes of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ..choice import Choice
+from ..errors import InvalidProblemError
 from ..numerics.block_sparse import parts
+from ..problem.dtypes import dtype_name
+from ..problem.fused import BROUGHT, NAMES, RESULT_DTYPES, Then, factor_dtype
 from ..problem.operation import Operation
 from .prepack import PackedOperand
+from .scalars import number
 
-EpilogueFunction = Callable[..., torch.Tensor]
+Tensor = torch.Tensor
+EpilogueFunction = Callable[..., Tensor]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,27 +32,27 @@ class Call:
 
     name: str
     operation: Operation
-    operands: dict[str, torch.Tensor]
+    operands: dict[str, Tensor]
     scalars: tuple[float, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     packed: PackedOperand | None = None
-    out: torch.Tensor | None = None
+    out: Tensor | None = None
     epilogue: EpilogueFunction | None = None
-    extra: tuple[torch.Tensor, ...] = ()
+    extra: tuple[Tensor, ...] = ()
     extra_names: tuple[str, ...] = ()
     out_dtype: torch.dtype | None = None
 
     @property
-    def a(self) -> torch.Tensor:
+    def a(self) -> Tensor:
         return self.operands["a"]
 
     @property
-    def b(self) -> torch.Tensor:
+    def b(self) -> Tensor:
         """The right operand, as it was before ``prepack``."""
         return self.operands["b"]
 
     @property
-    def inputs(self) -> list[tuple[str, torch.Tensor]]:
+    def inputs(self) -> list[tuple[str, Tensor]]:
         """Every tensor that is read, by the name of its argument. A block-sparse weight is read by its parts."""
         row = self.operation
         read = [
@@ -57,7 +62,7 @@ class Call:
         ]
         return [*read, *zip(self.extra_names, self.extra, strict=True)]
 
-    def tensors_for(self, choice: Choice) -> tuple[torch.Tensor, ...]:
+    def tensors_for(self, choice: Choice) -> tuple[Tensor, ...]:
         """Return the tensors for a kernel of the choice: all operands, a prepacked b in the choice's own format."""
         b = self.packed.for_choice(choice) if self.packed is not None else self.b
         return (*(self.operands | {"b": b}).values(), *self.extra)
@@ -67,13 +72,78 @@ class Call:
         """Names of the arguments that require a gradient. Empty if gradients are off."""
         if not torch.is_grad_enabled():
             return []
-        return [name for name, x in self.inputs if isinstance(x, torch.Tensor) and x.requires_grad]
+        return [name for name, x in self.inputs if isinstance(x, Tensor) and x.requires_grad]
 
 
 def transposed_operand(x: Any) -> Any:
     """Return x, which broadcasts to a matrix, such that it broadcasts to the transposed matrix; anything else unchanged."""
-    if not isinstance(x, torch.Tensor) or x.dim() == 0 or x.dim() > 2:
+    if not isinstance(x, Tensor) or x.dim() == 0 or x.dim() > 2:
         return x
     if x.dim() == 1:
         return x.unsqueeze(-1)
     return x.squeeze(-1) if x.shape[1] == 1 and x.shape[0] != 1 else x.t()
+
+
+def call_of(
+    name: str,
+    operands: Mapping[str, Any],
+    *,
+    scalars: Sequence[object] = (),
+    options: Sequence[Hashable] = (),
+    brought: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    epilogue_args: Sequence[Tensor] = (),
+) -> Call:
+    """Return the call of the public function ``name``; ``brought`` becomes an epilogue operand. Raises InvalidProblemError."""
+    row, own = NAMES[name], BROUGHT.get(name)
+    check_epilogue(name, epilogue, epilogue_args)
+    given: dict[str, Any] = {x.role: operands.get(x.role) for x in row.operands if x.required or operands.get(x.role) is not None}
+    packed = given["b"] if isinstance(given["b"], PackedOperand) else None
+    if packed is not None:
+        _check_packs(name, row)
+        given["b"] = packed.tensor
+    _check_result(name, out_dtype)
+    of_complex = isinstance(given["a"], Tensor) and given["a"].is_complex()
+    names: tuple[str, ...] = ()
+    if own is not None and (own.required or brought is not None):
+        names = (own.argument,)
+        if isinstance(brought, Tensor):
+            own.check(name, brought.dtype)
+            out_dtype = out_dtype or (factor_dtype(brought.dtype) if own.follows else None)
+        epilogue = own.combine if epilogue is None else Then(own.combine, epilogue)
+    return Call(
+        name=name,
+        operation=row,
+        operands=given,
+        scalars=tuple(number(name, what, x, of_complex=of_complex) for what, x in zip(row.scalars, scalars, strict=True)),
+        options=dict(zip(row.options, options, strict=True)),
+        packed=packed,
+        out=out,
+        epilogue=epilogue,
+        extra=(*((brought,) if names else ()), *epilogue_args),
+        extra_names=(*names, *(f"epilogue_args[{i}]" for i in range(len(epilogue_args)))),
+        out_dtype=out_dtype,
+    )
+
+
+def check_epilogue(name: str, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor]) -> None:
+    """Raise InvalidProblemError if the operands of an epilogue are no tuple or list, or have no function."""
+    if not isinstance(epilogue_args, (tuple, list)):
+        got = type(epilogue_args).__name__
+        raise InvalidProblemError(f"{name}: epilogue_args: got {got}, expected a tuple or list of tensors, such as (bias,)")
+    if epilogue_args and epilogue is None:
+        raise InvalidProblemError(f"{name}: got {len(epilogue_args)} epilogue_args without an epilogue, expected both or neither")
+
+
+def _check_packs(name: str, row: Operation) -> None:
+    if not row.prepacks:
+        takers = ", ".join(other for other, x in NAMES.items() if x.prepacks and not x.sparse)
+        raise InvalidProblemError(f"{name}: b must be a torch.Tensor, got a prepacked operand, which these take: {takers}")
+
+
+def _check_result(name: str, dtype: object) -> None:
+    if dtype is not None and dtype not in RESULT_DTYPES:
+        expected = ", ".join(map(dtype_name, RESULT_DTYPES))
+        raise InvalidProblemError(f"{name}: out_dtype: got {dtype!r}, expected one of {expected}")

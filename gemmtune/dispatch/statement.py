@@ -1,10 +1,13 @@
-"""Problems of calls: the values that a call's arguments have, without its tensors."""
+"""Problems of calls, the values that a call's arguments have without its tensors, and their reports to a recording in force."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..errors import InvalidProblemError
 from ..problem import Epilogue, Layout, Problem, precision_of
@@ -91,3 +94,11 @@ def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
     if not (problem.empty or 0 in problem.summed):  # torch reads no scalars of a product without terms
         check_scalars(call.name, zip(row.scalars, call.scalars, strict=True), a.dtype)
     return problem
+
+
+def noted(problem: Callable[[], Problem | None]) -> contextlib.AbstractContextManager[None]:
+    """Return a context for one call, reported as a whole, not only in parts, to a dispatch mode with a method ``note_call``."""
+    mode = _get_current_dispatch_mode() if torch._C._len_torch_dispatch_stack() else None
+    note_call = getattr(mode, "note_call", None)
+    block: contextlib.AbstractContextManager[None] = contextlib.nullcontext() if note_call is None else note_call(problem)
+    return block

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ..device import DeviceInfo
 from ..errors import InvalidProblemError
@@ -25,19 +24,18 @@ STORED_S = 0.5
 """Duration of a job whose answer is in the store."""
 MOST_S = 1e6
 """Longest stored duration that is believed."""
+SEARCHES = {"quick": 0.5, "default": 1.0, "exhaustive": 10.0}
+"""Duration of each ``search`` as a multiple of the default's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Durations of tuning on one type of device: constant, per TFLOP of the largest product, and ratios of each ``search``."""
+    """Durations of tuning on one type of device: constant, and per TFLOP of the largest product."""
 
     table_s: float
     problem_s: float
     table_s_per_tflop: float
     problem_s_per_tflop: float
-    search: Mapping[str, float] = field(
-        default_factory=lambda: MappingProxyType({"quick": 0.5, "default": 1.0, "exhaustive": 10.0}), hash=False
-    )
 
     def seconds(self, job: Job, settings: Settings) -> float:
         """Return the formula's duration of a job."""
@@ -45,7 +43,7 @@ class Rates:
         constant, linear = (
             (self.problem_s, self.problem_s_per_tflop) if job.rows is None else (self.table_s, self.table_s_per_tflop)
         )
-        return (constant + linear * tflop) * self.search[settings.search]
+        return (constant + linear * tflop) * SEARCHES[settings.search]
 
 
 GPU = Rates(table_s=24.0, problem_s=5.0, table_s_per_tflop=2.0, problem_s_per_tflop=1.0)

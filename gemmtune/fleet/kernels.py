@@ -39,7 +39,11 @@ def compiled_for(job: Job, device: DeviceInfo, settings: Settings, run: str) -> 
     here is left to the device's own machine.
     """
     folder = Path(tempfile.gettempdir(), f"{PREFIX}{getpass.getuser()}-{run}")
-    remove_old()
+    for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):  # what fleets of this user have left long ago
+        with contextlib.suppress(OSError):
+            status = old.lstat()
+            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > KEPT_S:
+                shutil.rmtree(old, ignore_errors=True)
     with use(dataclasses.replace(settings, cache_dir=str(folder))) as here:
         assert here is not None
         make_private(folder)
@@ -57,15 +61,6 @@ def tuned_problems(job: Job, settings: Settings) -> list[Problem]:
     sampled = sampled_rows(job.rows, rows_class.has)
     narrow = rows_class.at(sampled[0]).widens_b
     return [rows_class.at(m) for m in spread(sampled, EFFORT[settings.search].rows_apart, narrow)]
-
-
-def remove_old() -> None:
-    """Remove temporary folders of this user that fleets have left long ago."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
-            status = folder.lstat()
-            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > KEPT_S:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def unpack(kernels: Kernels, settings: Settings) -> int:

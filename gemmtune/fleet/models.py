@@ -181,12 +181,8 @@ MODELS: dict[str, Model] = {
         2048, 10944, 16, 16, 192, 102400, experts=64, expert_intermediate=1408, own_attention=True,
         more=((3072, 2048), (576, 2048), (4096, 512), (2048, 2048), (2816, 2048), (5632, 2048), (2048, 2816)),
     ),
-    "gpt-oss-20b": _llama(
-        2880, 0, 64, 8, 64, 201088, bias="attention", experts=32, expert_intermediate=2880, expert_layout="nn",
-    ),
-    "gpt-oss-120b": _llama(
-        2880, 0, 64, 8, 64, 201088, bias="attention", experts=128, expert_intermediate=2880, expert_layout="nn",
-    ),
+    "gpt-oss-20b": _llama(2880, 0, 64, 8, 64, 201088, bias="attention", experts=32, expert_intermediate=2880, expert_layout="nn"),
+    "gpt-oss-120b": _llama(2880, 0, 64, 8, 64, 201088, bias="attention", experts=128, expert_intermediate=2880, expert_layout="nn"),
     "bert-base": _encoder(768, 3072, 12, 30522),
     "bert-large": _encoder(1024, 4096, 16, 30522),
     "vit-base": _encoder(768, 3072, 12, 1000),

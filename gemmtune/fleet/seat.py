@@ -15,7 +15,7 @@ from logging.handlers import BufferingHandler
 from typing import Any, Literal, Protocol
 
 from ..device import DeviceInfo
-from ..errors import GemmtuneError
+from ..errors import GemmtuneError, raised_as
 from ..interrupts import Terminated, raising
 from ..settings import Settings
 from ..store.key import fingerprint_text
@@ -145,11 +145,9 @@ class LocalSeat:
 
     def _opened(self) -> Worker:
         if self._worker is None or not self._worker.alive:
-            try:
+            with raised_as(SeatGone, NoWorkerError):
                 module = getattr(self._function, "func", self._function).__module__  # it may be a partial
                 self._worker = Worker(gpu=self._info.type != "cpu", modules=(module,))
-            except NoWorkerError as error:
-                raise SeatGone(str(error)) from error
         return self._worker
 
 

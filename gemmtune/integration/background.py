@@ -15,11 +15,9 @@ from pathlib import Path
 from ..device import DeviceInfo
 from ..dispatch.host import host_us
 from ..errors import NoValidChoicesError, UnavailableError
-from ..problem import Problem
 from ..problem.rows import RowClass
 from ..selector.progress import Progress
 from ..selector.ranges import stored_table, tune_rows
-from ..selector.result import ProblemResult
 from ..selector.siblings import Siblings
 from ..settings import Settings, use
 from ..store.key import fingerprint_text
@@ -122,7 +120,11 @@ class BackgroundTuning:
 
     def _run(self) -> None:
         """Make one table after the other, until none is left or the process dies."""
-        while (job := self._next()) is not None:
+        while True:
+            with self._changed:
+                if not self._jobs:
+                    break
+                job = self._jobs[0]
             try:
                 self._make(job)
             except (WorkerCrashed, WorkerTimedOut, NoWorkerError) as error:
@@ -137,10 +139,6 @@ class BackgroundTuning:
             self._changed.notify_all()
         if again:  # added while the process ended
             self.add(())
-
-    def _next(self) -> Job | None:
-        with self._changed:
-            return self._jobs[0] if self._jobs else None
 
     def _make(self, job: Job) -> None:
         with self._changed:
@@ -208,19 +206,12 @@ _siblings: dict[tuple[DeviceInfo, Settings], Siblings] = {}
 def make_table(job: Job) -> None:
     """Make a table in the tuning process, between the work of the process that started it."""
     os.nice(max(0, NICE - os.nice(0)))
-    siblings = _siblings.setdefault((job.device, job.settings), Siblings(job.device, job.settings))
-    with use(job.settings):
-        tune_rows(
-            job.rows_class,
-            job.rows,
-            job.device,
-            job.settings,
-            open_store(job.settings),
-            Patience(os.getppid()),
-            host_us=host_us(job.device, job.settings),
-            apart=apart_on(job.device),
-            siblings=siblings,
-        )
+    device, chosen, patience = job.device, job.settings, Patience(os.getppid())
+    siblings = _siblings.setdefault((device, chosen), Siblings(device, chosen))
+    with use(chosen):
+        cost_us, apart = host_us(device, chosen), apart_on(device)
+        where = (device, chosen, open_store(chosen), patience)
+        tune_rows(job.rows_class, job.rows, *where, host_us=cost_us, apart=apart, siblings=siblings)
 
 
 class Patience(Progress):
@@ -234,18 +225,11 @@ class Patience(Progress):
         self._stat = Path(f"/proc/{pid}/stat")
         self._before = time.monotonic(), self._worked_s()
 
-    def begin(self, problem: Problem, total_problems: int) -> None:  # noqa: ARG002 - only the moment counts
-        self._wait()
-
-    def stage(self, name: str, done: int, total: int) -> None:  # noqa: ARG002 - only the moment counts
-        self._wait()
-
-    def end(self, result: ProblemResult) -> None:  # noqa: ARG002 - only the moment counts
-        self._wait()
-
-    def _wait(self) -> None:
+    def _wait(self, *_: object, **__: object) -> None:
         while time.monotonic() - self._before[0] >= WINDOW_S and self._share() > IDLE_SHARE:
             time.sleep(PAUSE_S)
+
+    begin = stage = end = _wait
 
     def _share(self) -> float:
         """Return the share of one core that the process had since the last question."""

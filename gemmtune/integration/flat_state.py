@@ -26,19 +26,12 @@ def flatten_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     plain: dict[str, Tensor] = {}
     for name, x in state.items():
         if isinstance(x, QuantizedWeight):
-            plain |= {f"{name}_{part}": tensor for part, tensor in flat_parts(x).items()}
+            numbers = f"{x.encoding or dtype_name(x.tensor.dtype)}_as_{dtype_name(x.dtype)}{'_t' * x.transposed}"
+            parts = {numbers: x.tensor.mT if x.transposed else x.tensor, "scales": x.scales, "zero_points": x.zero_points}
+            plain |= {f"{name}_{part}": tensor.detach().contiguous() for part, tensor in parts.items() if tensor is not None}
         else:
             plain[name] = x
     return plain
-
-
-def flat_parts(weight: QuantizedWeight) -> dict[str, Tensor]:
-    """Return the parts of a weight as contiguous tensors. The names state their dtypes."""
-    kind = weight.encoding or dtype_name(weight.tensor.dtype)
-    transposed = weight.transposed
-    parts = {f"{kind}_as_{dtype_name(weight.dtype)}{'_t' * transposed}": weight.tensor.mT if transposed else weight.tensor}
-    parts |= {name: x for name in ("scales", "zero_points") if (x := getattr(weight, name)) is not None}
-    return {name: x.detach().contiguous() for name, x in parts.items()}
 
 
 def unflatten_state_dict(plain: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -48,16 +41,11 @@ def unflatten_state_dict(plain: Mapping[str, Tensor]) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for name, x in plain.items():
         if name in found:
-            base = found[name][1]
-            state[base] = _put_together(found[name], x, plain.get(f"{base}_scales"), plain.get(f"{base}_zero_points"))
+            base, kind, dtype, transposed = found[name].groups()
+            scales, zero_points = (plain.get(f"{base}_{part}") for part in ("scales", "zero_points"))
+            encoding: Literal["", "int4", "uint4"] = kind if kind in ("int4", "uint4") else ""  # type: ignore[assignment]
+            weight = QuantizedWeight(x.mT if transposed else x, scales, zero_points, encoding, dtype=getattr(torch, dtype))
+            state[base] = weight.mT if transposed else weight
         elif name not in parts:
             state[name] = x
     return state
-
-
-def _put_together(match: re.Match[str], numbers: Tensor, scales: Tensor | None, zero_points: Tensor | None) -> Tensor:
-    """Return the QuantizedWeight from its parts. ``match`` is the name of the numbers."""
-    _, kind, dtype, transposed = match.groups()
-    encoding: Literal["", "int4", "uint4"] = kind if kind in ("int4", "uint4") else ""  # type: ignore[assignment]
-    weight = QuantizedWeight(numbers.mT if transposed else numbers, scales, zero_points, encoding, dtype=getattr(torch, dtype))
-    return weight.mT if transposed else weight

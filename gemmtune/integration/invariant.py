@@ -52,29 +52,18 @@ def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool
     rows = x.reshape(-1, x.shape[-1])
     if not rows.is_contiguous() or rows.data_ptr() % ALIGNED_BYTES:
         rows = rows.clone(memory_format=torch.contiguous_format)
-    if _collected.get() is not None:
-        result = _collecting(rows, weight, bias, transposed)
+    if (found := _collected.get()) is not None:  # torch computes the product, whose problem is collected
+        with record() as recording:
+            result = functional.linear(rows, weight if transposed else weight.t(), bias)
+        found += recording.problems()
     else:
         with settings.patch(batch_invariant=True, tune="never"):
-            result = _by_table(rows, weight, bias, transposed)
+            if isinstance(weight, QuantizedWeight):  # its rules call the operators, which follow the settings
+                result = functional.linear(rows, weight if transposed else weight.t(), bias)
+            else:
+                b = weight.t() if transposed else weight
+                result = mm(rows, b) if bias is None else addmm(bias, rows, b)
     return result.reshape(*x.shape[:-1], result.shape[-1])
-
-
-def _by_table(rows: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
-    if isinstance(weight, QuantizedWeight):  # its rules call the operators, which follow the settings
-        return functional.linear(rows, weight if transposed else weight.t(), bias)
-    b = weight.t() if transposed else weight
-    return mm(rows, b) if bias is None else addmm(bias, rows, b)
-
-
-def _collecting(rows: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
-    """Run the product by torch, and collect its problem."""
-    found = _collected.get()
-    assert found is not None
-    with record() as recording:
-        result = functional.linear(rows, weight if transposed else weight.t(), bias)
-    found += recording.problems()
-    return result
 
 
 @contextmanager

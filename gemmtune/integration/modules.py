@@ -230,7 +230,9 @@ def optimized(model: nn.Module, *, sparse_only: bool = False, batch_invariant: b
     """
     count = 0
     for module in model.modules():
-        forward = _forward_for(module)
+        forward: Any = (
+            sparse_linear if is_sparse(module) else linear if is_linear(module) else conv1d if is_conv1d(module) else None
+        )
         free = "forward" not in module.__dict__ or _is_ours(module) or _is_its_class(module)
         if batch_invariant and free and forward in _INVARIANT:
             module.__dict__["forward"] = MethodType(_INVARIANT[forward], module)
@@ -278,9 +280,3 @@ def is_conv1d(module: nn.Module) -> bool:
 def is_experts(module: nn.Module) -> bool:
     """Return True for experts of transformers: their weights are Parameters [G, N, K], or with ``is_transposed`` [G, K, N]."""
     return isinstance(getattr(module, "num_experts", None), int) and isinstance(getattr(module, "is_transposed", None), bool)
-
-
-def _forward_for(module: nn.Module) -> Callable[..., Tensor] | None:
-    if is_sparse(module):
-        return sparse_linear
-    return linear if is_linear(module) else conv1d if is_conv1d(module) else None

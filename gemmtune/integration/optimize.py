@@ -2,7 +2,7 @@
 
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -81,8 +81,11 @@ def _by_picks(model: M, tune: Any, rows: range | None, progress: bool, *, later:
         if not settings.current().disable:
             if example is not None:
                 _tune(model, example, rows, progress)
-            elif rows is not None and not later:
-                _tune_layers(classes, rows, progress)
+            elif rows is not None and not later:  # without a run of the model
+                device = detect(classes[0].problem.device_type)
+                chosen = in_models(settings.current(), device)
+                prepare_tuning(device, chosen)
+                tune_tables(dict.fromkeys(classes, ()), device, chosen, progress_for() if progress else Progress(), rows)
             verify_defaults(model, progress=progress)
         # Give each layer our forward, and torch.compile our pass.
         optimized(model)
@@ -91,7 +94,9 @@ def _by_picks(model: M, tune: Any, rows: range | None, progress: bool, *, later:
             compile_again()
     _models.add(model)
     if later and not settings.current().disable:
-        _tune_in_background(classes, rows)
+        device = detect(classes[0].problem.device_type)
+        chosen, asked = in_models(settings.current(), device), rows or ROWS[device.type]
+        tuning_in_background().add(Job(rows_class=x, rows=asked, device=device, settings=chosen) for x in classes)
     return model
 
 
@@ -175,22 +180,6 @@ def _classes(model: nn.Module) -> list[RowClass]:
             "dense or quantized weight in memory; tune other products with tune=inputs"
         )
     return classes
-
-
-def _tune_in_background(classes: Sequence[RowClass], rows: range | None) -> None:
-    """Begin to make the tables of these classes in a process of its own."""
-    device = detect(classes[0].problem.device_type)
-    chosen = in_models(settings.current(), device)
-    asked = rows or ROWS[device.type]
-    tuning_in_background().add(Job(rows_class=x, rows=asked, device=device, settings=chosen) for x in classes)
-
-
-def _tune_layers(classes: Sequence[RowClass], rows: range, progress: bool) -> None:
-    """Make the tables of these classes, without a run of the model."""
-    device = detect(classes[0].problem.device_type)
-    chosen = in_models(settings.current(), device)
-    prepare_tuning(device, chosen)
-    tune_tables(dict.fromkeys(classes, ()), device, chosen, progress_for() if progress else Progress(), rows)
 
 
 def _tune(model: nn.Module, example: Any, rows: range | None, progress: bool) -> None:

@@ -11,7 +11,7 @@ import torch
 from .. import settings as settings_module
 from ..choice import Scalars
 from ..device import DeviceInfo, detect
-from ..dispatch.calls import call_of
+from ..dispatch.arguments import call_of
 from ..dispatch.checks import why_not_ours
 from ..dispatch.host import host_us
 from ..dispatch.plan import Plan

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..dispatch.arguments import Call, transposed_operand
-from ..dispatch.calls import call_of
+from ..dispatch.arguments import Call, call_of, transposed_operand
 from ..dispatch.checks import TRACED_TYPES, why_not_ours
 from ..dispatch.grouped import form_of
 from ..dispatch.statement import epilogue_of, problem_of

@@ -42,7 +42,8 @@ class Recording:
         """Return a histogram of M for each problem without its M: the number of calls for each number of rows."""
         found: dict[str, dict[int, int]] = {}
         for problem, count in self.counts.items():
-            rows = found.setdefault(_without_m(problem), {})
+            sizes = f"{problem.batch}x" * problem.batched
+            rows = found.setdefault(str(problem).replace(f" {sizes}{problem.m}x", f" {sizes}Mx", 1), {})
             rows[problem.m] = rows.get(problem.m, 0) + count
         return {text: dict(sorted(found[text].items())) for text in sorted(found)}
 
@@ -101,8 +102,3 @@ def _on(problem: Problem, device_type: str) -> Problem:
     if problem.device_type == device_type:
         return problem
     return dataclasses.replace(problem, device_type=device_type, precision=precision_of(problem.dtype, device_type))
-
-
-def _without_m(problem: Problem) -> str:
-    sizes = f"{problem.batch}x" * problem.batched + f"{problem.m}x"
-    return str(problem).replace(f" {sizes}", f" {sizes.removesuffix(f'{problem.m}x')}Mx", 1)

@@ -11,9 +11,8 @@ from torch.nn import functional
 
 from .. import settings
 from ..dispatch.checks import is_dense
-from ..dispatch.noting import noted
 from ..dispatch.prepack import PackedOperand
-from ..dispatch.statement import problem_of
+from ..dispatch.statement import noted, problem_of
 from ..errors import InvalidProblemError
 from ..numerics.block_sparse import by_blocks, sparse_of
 from ..problem import Problem
@@ -82,13 +81,6 @@ _packed: weakref.WeakKeyDictionary[nn.Module, PackedOperand] = weakref.WeakKeyDi
 """Weights of layers as operands that keep packed copies. A copy of a layer has none: they belong to this process and weight."""
 
 
-def _packed_of(module: nn.Module, weight: Tensor) -> PackedOperand:
-    packed = _packed.get(module)
-    if packed is None or packed.tensor is not weight:
-        packed = _packed[module] = PackedOperand(weight)
-    return packed
-
-
 def sparse_linear(module: nn.Linear, input: Tensor) -> Tensor:
     """Run the forward of an ``nn.Linear`` with a block-sparse weight, by the stored pick or by torch. Never tunes.
 
@@ -101,8 +93,11 @@ def sparse_linear(module: nn.Linear, input: Tensor) -> Tensor:
     if not plain_here():
         with noted(lambda: _problem_of(module, input)):
             return functional.linear(input, weight.to_dense(), bias)
+    packed = _packed.get(module)
+    if packed is None or packed.tensor is not weight:
+        packed = _packed[module] = PackedOperand(weight)
     with settings.use(settings.current().never_tuning):
-        return linear(input, _packed_of(module, weight), bias)
+        return linear(input, packed, bias)
 
 
 def is_sparse(module: nn.Module) -> bool:

@@ -23,14 +23,19 @@ def classes_of(model: nn.Module) -> list[RowClass]:
     Block-sparse weights have none, because the rows of an input are the columns of such a product. Weights without memory here,
     such as offloaded or sharded ones, are left out.
     """
-    layers: dict[Hashable, nn.Module] = {}
+    layers: dict[Hashable, Any] = {}
     for module in model.modules():
         if (is_linear(module) or is_conv1d(module)) and not is_sparse(module) and (look := _look(module)) is not None:
             layers.setdefault(look, module)
     with torch.no_grad(), record() as recording:
-        for module in layers.values():
-            _multiply(module)
-    return list(_classes(recording.problems()))
+        for module in layers.values():  # some rows by each weight, as the layer's forward does, without its hooks
+            weight, by_columns = module.weight, is_conv1d(module)
+            x = torch.zeros(ROWS, weight.shape[0 if by_columns else 1], dtype=weight.dtype, device=weight.device)
+            if by_columns:
+                type(module).forward(module, x)
+            else:
+                functional.linear(x, weight, module.bias)
+    return list(dict.fromkeys(found[0] for p in recording.problems() if p.k > 1 and (found := row_classes(p))))
 
 
 def _look(module: nn.Module) -> Hashable | None:
@@ -47,20 +52,6 @@ def _look(module: nn.Module) -> Hashable | None:
     if weight.dim() != 2 or not weight.numel() or any(x.device.type not in ("cpu", "cuda") for x in parts):
         return None
     return (*kind, bias is None, *((x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15) for x in parts))
-
-
-def _multiply(module: Any) -> None:
-    """Multiply some rows by a layer's weight, as its forward does, without its hooks."""
-    weight, by_columns = module.weight, is_conv1d(module)
-    x = torch.zeros(ROWS, weight.shape[0 if by_columns else 1], dtype=weight.dtype, device=weight.device)
-    if by_columns:
-        type(module).forward(module, x)
-    else:
-        functional.linear(x, weight, module.bias)
-
-
-def _classes(problems: Iterable[Problem]) -> dict[RowClass, None]:
-    return dict.fromkeys(found[0] for p in problems if p.k > 1 and (found := row_classes(p)))
 
 
 def tables_and_singles(model: nn.Module, problems: Iterable[Problem]) -> tuple[dict[RowClass, list[int]], list[Problem]]:

@@ -33,14 +33,8 @@ class Level:
 
 
 LEVELS: Mapping[str, Level] = MappingProxyType({
-    "brief": Level(
-        cases=12, values_s=3, small_calls=40, shapes=1, timed_calls=12, calls_s=5, largest=30, profiled=2,
-    ),
-    "normal": Level(
-        cases=160, values_s=15, small_calls=300, shapes=4, timed_calls=40, calls_s=25, largest=600, profiled=3,
-    ),
-    "full": Level(
-        cases=1000, values_s=120, small_calls=1200, shapes=8, timed_calls=80, calls_s=120, largest=1500, profiled=4,
-    ),
+    "brief": Level(cases=12, values_s=3, small_calls=40, shapes=1, timed_calls=12, calls_s=5, largest=30, profiled=2),
+    "normal": Level(cases=160, values_s=15, small_calls=300, shapes=4, timed_calls=40, calls_s=25, largest=600, profiled=3),
+    "full": Level(cases=1000, values_s=120, small_calls=1200, shapes=8, timed_calls=80, calls_s=120, largest=1500, profiled=4),
 })  # fmt: skip
 """Levels by name. ``normal`` takes at most a minute, and makes more than 500 calls that are checked."""

@@ -25,15 +25,6 @@ LIBRARIES = ("torch_python", "torch_cpu", "c10")
 """Libraries that torch has already loaded. The linker needs them, so that the loader finds their symbols."""
 
 
-def headers_missing() -> str | None:
-    """Return the missing headers and a remedy. None if all exist."""
-    folders = {"torch": torch_folder() / "include/torch/csrc/python_headers.h", "Python": Path(python_include()) / "Python.h"}
-    for what, header in folders.items():
-        if not header.exists():
-            return f"the headers of {what} are not installed: {header} is missing; install the development files of {what}"
-    return None
-
-
 def torch_folder() -> Path:
     return Path(torch.__file__).parent
 
@@ -62,7 +53,11 @@ def module_file() -> tuple[str, ...]:
 
 def why_impossible() -> str | None:
     """Return why the module cannot be built here, with a remedy. None if it can."""
-    return why_no_compiler() or headers_missing()
+    headers = {"torch": torch_folder() / "include/torch/csrc/python_headers.h", "Python": Path(python_include()) / "Python.h"}
+    for what, header in headers.items() if (reason := why_no_compiler()) is None else ():
+        if not header.exists():
+            return f"the headers of {what} are not installed: {header} is missing; install the development files of {what}"
+    return reason
 
 
 def made() -> Path | None:

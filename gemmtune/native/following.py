@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import random
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -37,11 +38,6 @@ class Following:
     base: int
     unit: int
     most: int = UNLIMITED
-
-    @property
-    def row(self) -> tuple[int, ...]:
-        """The tuple that ``parse.h`` reads."""
-        return (self.place, self.first, self.step, self.base, self.unit, self.most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +79,8 @@ def learned(prepared_at: PreparedAt, rows: range) -> OfRows | None:
     if numbers is None:
         return None
     places = _places(high, maps)
-    return OfRows(prepared=high, numbers=tuple(x for x in (_placed(x, places) for x in numbers)), maps=maps, **work)
+    placed = tuple(dataclasses.replace(x, place=places[x.place]) for x in numbers)
+    return OfRows(prepared=high, numbers=placed, maps=maps, **work)
 
 
 def alike(prepared_at: PreparedAt, rows: range) -> Iterator[range]:
@@ -236,10 +233,6 @@ def _places(prepared: Prepared, maps: Sequence[int]) -> Sequence[int]:
 def numbers_of(one: TensorMap) -> tuple[int, ...]:
     """Return sizes and pitches of a tensor map, ``MOST_RANK`` of each."""
     return tuple(x for values in (one.sizes, one.pitches) for x in (*values, *[0] * (MOST_RANK - len(values))))
-
-
-def _placed(one: Following, places: Sequence[int]) -> Following:
-    return Following(place=places[one.place], first=one.first, step=one.step, base=one.base, unit=one.unit, most=one.most)
 
 
 def _numbers_of_rows(numbers_at: Callable[[int], Sequence[int]], rows: range) -> list[Following] | None:

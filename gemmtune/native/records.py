@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
 from ..choice import Prepared
 from ..problem import Problem
 from ..toolchain.prepared import DeviceFunction, DriverLaunch, HostFunction, LibraryProduct, Memory, TorchOperation
-from ..toolchain.record import TensorMap
 from .following import MOST_RANK, OfRows, numbers_of
 
 LENGTHY_FLOPS = 1e6
@@ -17,8 +17,6 @@ OPERATIONS = ("mm", "bmm", "addmm", "baddbmm")
 FORMS = ("given", "vector", "matrix")
 KINDS: tuple[type[Prepared] | None, ...] = (None, HostFunction, TorchOperation, DriverLaunch, DeviceFunction, LibraryProduct)
 """Kinds in the order of ``Launch`` in table.h. None is a call that only Python can run."""
-
-
 NEVER = 2**62
 
 
@@ -77,30 +75,20 @@ def _(prepared: TorchOperation, of_rows: OfRows) -> tuple[object, ...]:  # noqa:
 
 @_launch.register
 def _(prepared: DriverLaunch, of_rows: OfRows) -> tuple[object, ...]:
-    record = prepared.record
-    return (
-        prepared.launch,
-        prepared.set_context,
-        prepared.function,
-        prepared.context,
-        record.grid,
-        record.cluster,
-        record.threads,
-        record.shared_bytes,
-        record.pdl,
-        -1 if prepared.skipped is None else prepared.skipped,
-        record.parameters,
-        record.arguments,
-        prepared.maps,
-        prepared.encode,
-        tuple((x.offset, x.operand, x.more_bytes) for x in record.addresses),
-        tuple((x.offset, x.number, x.wide) for x in record.scalars),
-        tuple((x.offset, x.operand, x.multiple_bytes) for x in record.aligned),
-        tuple(record.alignment),
-        _rows(of_rows),
-        tuple(_map_row(number, record.maps[number]) for number in of_rows.maps),
-        prepared.encode_map,
+    record, skipped = prepared.record, -1 if prepared.skipped is None else prepared.skipped
+    driver = (prepared.launch, prepared.set_context, prepared.function, prepared.context)
+    launched = (record.grid, record.cluster, record.threads, record.shared_bytes, record.pdl, skipped)
+    given = (record.parameters, record.arguments, prepared.maps, prepared.encode)
+    addresses = tuple((x.offset, x.operand, x.more_bytes) for x in record.addresses)
+    scalars = tuple((x.offset, x.number, x.wide) for x in record.scalars)
+    aligned = tuple((x.offset, x.operand, x.multiple_bytes) for x in record.aligned)
+    # Tensor maps as ``parse_maps`` reads them.
+    maps = tuple(
+        (i, x.data_type, len(x.sizes), int(x.swizzle), x.promotion, *numbers_of(x), *x.box, *[0] * (MOST_RANK - len(x.box)))
+        for i, x in ((number, record.maps[number]) for number in of_rows.maps)
     )
+    filled = (addresses, scalars, aligned, tuple(record.alignment))
+    return (*driver, *launched, *given, *filled, _rows(of_rows), maps, prepared.encode_map)
 
 
 @_launch.register
@@ -113,32 +101,13 @@ def _(prepared: DeviceFunction, of_rows: OfRows) -> tuple[object, ...]:
 
 @_launch.register
 def _(prepared: LibraryProduct, of_rows: OfRows) -> tuple[object, ...]:
-    scalars = ((x is not None, float(x or 0)) for x in (prepared.alpha, prepared.beta))
-    return (
-        prepared.function,
-        prepared.set_attribute,
-        prepared.handle,
-        prepared.operation,
-        prepared.layouts,
-        prepared.algorithm,
-        prepared.workspace_bytes,
-        prepared.scalar,
-        *(value for pair in scalars for value in pair),
-        prepared.left,
-        prepared.right,
-        -1 if prepared.added is None else prepared.added,
-        prepared.pointers,
-        prepared.check,
-        prepared.set_size,
-        _rows(of_rows),
-    )
+    scalars = (value for x in (prepared.alpha, prepared.beta) for value in (x is not None, float(x or 0)))
+    head = (prepared.function, prepared.set_attribute, prepared.handle, prepared.operation, prepared.layouts, prepared.algorithm)
+    places = (prepared.left, prepared.right, -1 if prepared.added is None else prepared.added, prepared.pointers)
+    sizes = (prepared.check, prepared.set_size, _rows(of_rows))
+    return (*head, prepared.workspace_bytes, prepared.scalar, *scalars, *places, *sizes)
 
 
 def _rows(of_rows: OfRows) -> tuple[tuple[int, ...], ...]:
-    return tuple(one.row for one in of_rows.numbers)
-
-
-def _map_row(number: int, one: TensorMap) -> tuple[int, ...]:
-    """Return a tensor map as ``parse_maps`` reads it."""
-    box = (*one.box, *[0] * (MOST_RANK - len(one.box)))
-    return (number, one.data_type, len(one.sizes), int(one.swizzle), one.promotion, *numbers_of(one), *box)
+    """Return the tuples that ``parse.h`` reads: the fields of each number that follows M, in their order."""
+    return tuple(map(dataclasses.astuple, of_rows.numbers))

@@ -49,14 +49,10 @@ def kernel(operator: Operator) -> Callable[..., Tensor]:
     return run_kernel
 
 
-def into(operator: Operator) -> Callable[..., None]:
+def into(operator: Operator, *tensors: Tensor | None, out: Tensor, may_tune: bool = True, **words: Any) -> None:
     """The kernel of the form that writes into ``out``, whose version it counts up."""
-
-    def run_into(*tensors: Tensor | None, out: Tensor, may_tune: bool = True, **words: Any) -> None:
-        with _tuning(may_tune):
-            run_unchecked(operator.call(tensors, words, out))
-
-    return run_into
+    with _tuning(may_tune):
+        run_unchecked(operator.call(tensors, words, out))
 
 
 def _tuning(may_tune: bool) -> contextlib.AbstractContextManager[object]:
@@ -64,84 +60,68 @@ def _tuning(may_tune: bool) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if may_tune else settings.use(settings.current().never_tuning)
 
 
-def refusing(operator: Operator) -> Callable[..., None]:
-    """Return the kernel before ``into`` that refuses gradients, which a call with out= does not have."""
-    overload = getattr(torch.ops.gemmtune, operator.name).out
-
-    def below(*tensors: Tensor | None, **words: Any) -> None:
-        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, words["out"])):
-            raise RuntimeError(
-                f"gemmtune::{operator.name}.out: a call with out= is not differentiable, but a tensor requires grad; leave out "
-                "out=, or use torch.no_grad()"
-            )
-        with torch._C._AutoDispatchBelowAutograd():
-            overload(*tensors, **words)
-
-    return below
+def refusing(operator: Operator, *tensors: Tensor | None, **words: Any) -> None:
+    """The kernel before ``into`` that refuses gradients, which a call with out= does not have."""
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, words["out"])):
+        raise RuntimeError(
+            f"gemmtune::{operator.name}.out: a call with out= is not differentiable, but a tensor requires grad; leave out "
+            "out=, or use torch.no_grad()"
+        )
+    with torch._C._AutoDispatchBelowAutograd():
+        getattr(torch.ops.gemmtune, operator.name).out(*tensors, **words)
 
 
-def autocast(operator: Operator, kind: str) -> Callable[..., Any]:
-    """Return the autocast kernel: cast the operands as torch does for a product, then call the operator without autocast."""
-
-    def casting(*tensors: Tensor | None, **words: Any) -> Any:
-        call = operator.call(tensors, words)
-        cast_for_autocast(call)
-        arguments, _ = operator.arguments(call)
-        with torch.autocast(kind, enabled=False):
-            return operator.overload(*arguments, **words)
-
-    return casting
+def autocast(operator: Operator, kind: str, *tensors: Tensor | None, **words: Any) -> Any:
+    """The autocast kernel: cast the operands as torch does for a product, then call the operator without autocast."""
+    call = operator.call(tensors, words)
+    cast_for_autocast(call)
+    arguments, _ = operator.arguments(call)
+    with torch.autocast(kind, enabled=False):
+        return operator.overload(*arguments, **words)
 
 
-def fake(operator: Operator) -> Callable[..., Tensor]:
+def fake(operator: Operator, *tensors: Tensor | None, **words: Any) -> Tensor:
     """The result's shape and dtype, for sizes that may be symbols."""
-
-    def without_running(*tensors: Tensor | None, **words: Any) -> Tensor:
-        given = operator.given(tensors)
-        row = operator.row.given(given, gated=words.get("gated", ""))
-        sizes: dict[str, Any] = {}
-        shown = f"{operator.name}: shapes do not fit: {[list(x.shape) for x in given.values()]}"
-        for operand in row.matrices:
-            x = given[operand.role]
-            symbols = row.symbols(operand)
-            check(x.dim() == len(symbols), lambda: shown)
-            halves = operand.role == "b" and bool(words.get("encoding"))
-            shape = (*x.shape[:-2], 2 * x.shape[-2], x.shape[-1]) if halves else x.shape
-            for symbol, size in zip(symbols, shape, strict=True):
-                check(size == (1 if symbol == "1" else sizes.setdefault(symbol, size)), lambda: shown)
-        a = given["a"]
-        dtype = words.get("out_dtype") or row.result_dtype(a.dtype, epilogue=False)
-        if operator.brought is not None and words.get("out_dtype") is None and operator.brought.follows:
-            dtype = torch.promote_types(given[operator.brought.argument].dtype, torch.int32)
-        return a.new_empty(tuple(row.extent(symbol, sizes) for symbol in row.out_symbols), dtype=dtype)
-
-    return without_running
+    given = operator.given(tensors)
+    row = operator.row.given(given, gated=words.get("gated", ""))
+    sizes: dict[str, Any] = {}
+    shown = f"{operator.name}: shapes do not fit: {[list(x.shape) for x in given.values()]}"
+    for operand in row.matrices:
+        x = given[operand.role]
+        symbols = row.symbols(operand)
+        check(x.dim() == len(symbols), lambda: shown)
+        halves = operand.role == "b" and bool(words.get("encoding"))
+        shape = (*x.shape[:-2], 2 * x.shape[-2], x.shape[-1]) if halves else x.shape
+        for symbol, size in zip(symbols, shape, strict=True):
+            check(size == (1 if symbol == "1" else sizes.setdefault(symbol, size)), lambda: shown)
+    a = given["a"]
+    dtype = words.get("out_dtype") or row.result_dtype(a.dtype, epilogue=False)
+    if operator.brought is not None and words.get("out_dtype") is None and operator.brought.follows:
+        dtype = torch.promote_types(given[operator.brought.argument].dtype, torch.int32)
+    return a.new_empty(tuple(row.extent(symbol, sizes) for symbol in row.out_symbols), dtype=dtype)
 
 
-def batched(operator: Operator) -> Callable[..., tuple[Tensor, int]]:
+def batched(
+    operator: Operator, info: Any, in_dims: Sequence[int | None], *tensors: Tensor | None, **words: Any
+) -> tuple[Tensor, int]:
     """The rule for ``register_vmap``.
 
     A batch of left operands alone has its rows put below each other. A batch of dense products is a batched product. Products of
     narrow numbers and of groups, for which there is no batched operation, follow one another.
     """
-    row = operator.row
-
-    def rule(info: Any, in_dims: Sequence[int | None], *tensors: Tensor | None, **words: Any) -> tuple[Tensor, int]:
-        given = operator.given(tensors)
-        batches = {name: d for name, d in zip(operator.tensors, in_dims, strict=False) if d is not None}
-        first = {name: x.movedim(batches[name], 0) if name in batches else x for name, x in given.items()}
-        if [*batches] == ["a"] and not row.batched and all(name in _SHARED_BY_ROWS for name in given):
-            rows = {**first, "a": first["a"].flatten(0, 1)}
-            return operator.overload(*map(rows.get, operator.tensors), **words).unflatten(0, first["a"].shape[:2]), 0
-        if row.quantized or row.grouped:
-            slices = ({name: x[i] if name in batches else x for name, x in first.items()} for i in range(info.batch_size))
-            return torch.stack([operator.overload(*map(one.get, operator.tensors), **words) for one in slices]), 0
-        whole = {name: x if name in batches else x.expand(info.batch_size, *x.shape) for name, x in first.items()}
-        if row.second:
-            whole["inp"] = as_batch({"a": whole["c"], "b": whole["d"]}, {})
-        return as_batch(whole, words), 0
-
-    return rule
+    row, given = operator.row, operator.given(tensors)
+    batches = {name: d for name, d in zip(operator.tensors, in_dims, strict=False) if d is not None}
+    first = {name: x.movedim(batches[name], 0) if name in batches else x for name, x in given.items()}
+    if [*batches] == ["a"] and not row.batched and all(name in _SHARED_BY_ROWS for name in given):
+        rows = {**first, "a": first["a"].flatten(0, 1)}
+        return operator.overload(*map(rows.get, operator.tensors), **words).unflatten(0, first["a"].shape[:2]), 0
+    if row.quantized or row.grouped:
+        slices = ({name: x[i] if name in batches else x for name, x in first.items()} for i in range(info.batch_size))
+        return torch.stack([operator.overload(*map(one.get, operator.tensors), **words) for one in slices]), 0
+    whole = {name: x if name in batches else x.expand(info.batch_size, *x.shape) for name, x in first.items()}
+    if row.second:
+        whole["inp"] = as_batch({"a": whole["c"], "b": whole["d"]}, {})
+    return as_batch(whole, words), 0
 
 
 def as_batch(x: Mapping[str, Tensor], words: Mapping[str, Any]) -> Tensor:

@@ -9,7 +9,7 @@ import importlib.machinery
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -18,8 +18,7 @@ import torch
 from ..dispatch.arguments import Call
 from ..dispatch.checks import why_not_ours
 from ..dispatch.fallback import finished
-from ..dispatch.noting import noted
-from ..dispatch.statement import epilogue_of, problem_of
+from ..dispatch.statement import epilogue_of, noted, problem_of
 from ..problem import Problem
 from .kernels import autocast, batched, fake, followed, into, kernel, refusing
 from .schema import NAMESPACE, OPERATORS, Operator, callers_epilogue
@@ -36,31 +35,26 @@ def _define(operator: Operator) -> None:
         _LIBRARY.define(operator.schema(out=out), tags=_TAGS)
     for device in ("CPU", "CUDA"):
         _LIBRARY.impl(name, kernel(operator), device)
-        _LIBRARY.impl(f"{name}.out", into(operator), device)
-        _LIBRARY.impl(name, autocast(operator, device.lower()), f"Autocast{device}")
+        _LIBRARY.impl(f"{name}.out", functools.partial(into, operator), device)
+        _LIBRARY.impl(name, functools.partial(autocast, operator, device.lower()), f"Autocast{device}")
     _LIBRARY.impl(name, followed(operator), "Autograd", with_keyset=True)
-    _LIBRARY.impl(f"{name}.out", refusing(operator), "Autograd")
-    torch.library.register_fake(operator.qualified, fake(operator), lib=_LIBRARY)
+    _LIBRARY.impl(f"{name}.out", functools.partial(refusing, operator), "Autograd")
+    torch.library.register_fake(operator.qualified, functools.partial(fake, operator), lib=_LIBRARY)
     torch.library.register_fake(f"{operator.qualified}.out", lambda *_, **__: None, lib=_LIBRARY)
-    torch.library.register_vmap(operator.qualified, batched(operator), lib=_LIBRARY)
+    torch.library.register_vmap(operator.qualified, functools.partial(batched, operator), lib=_LIBRARY)
 
 
-def formula(operator: Operator) -> Callable[..., int]:
+def formula(operator: Operator, *shapes: Sequence[int] | None, **_: Any) -> int:
     """Two for each multiplication and addition of each product, given the shapes of the operator's arguments."""
-    names = operator.tensors
+    given = dict(zip(operator.tensors, shapes, strict=False))
     pairs = [("a", "b"), *([("c", "d")] if operator.row.second else [])]
-
-    def count(*shapes: Sequence[int] | None, **_: Any) -> int:
-        given = dict(zip(names, shapes, strict=False))
-        return sum(2 * math.prod(given[left] or ()) * (given[right] or ())[-1] for left, right in pairs)
-
-    return count
+    return sum(2 * math.prod(given[left] or ()) * (given[right] or ())[-1] for left, right in pairs)
 
 
 def register(module: ModuleType) -> None:
     """Tell the counter every operator's formula."""
     for operator in OPERATORS.values():
-        module.register_flop_formula(getattr(torch.ops.gemmtune, operator.name))(formula(operator))
+        module.register_flop_formula(getattr(torch.ops.gemmtune, operator.name))(functools.partial(formula, operator))
 
 
 def count_flops() -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from ..dispatch.arguments import Call
-from ..dispatch.calls import call_of
+from ..dispatch.arguments import Call, call_of
 from ..problem.fused import BROUGHT, NAMES, Brought, Then
 from ..problem.operation import Operation
 from ..problem.operations import OPTIONS

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import settings
-from ..choice import Scalars, Tensors
+from ..choice import Scalars
 from ..dispatch.arguments import Call
 from ..dispatch.fallback import by_torch, torch_alone_has
 from ..dispatch.keys import NOTHING
@@ -123,9 +123,10 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> Any:
     saved = dict(zip(entry.kept(needs), kept, strict=True))
     operands = {role: saved[i] for i, role in enumerate(entry.roles) if i in saved}
     of_extra: list[torch.Tensor | None] = [None] * (len(needs) - count)
-    if problem.epilogue is not None:
-        grad, of_extra = through_epilogue(entry, ctx.scalars, operands, kept[count:], needs[count:], grad)
-
+    if (epilogue := problem.epilogue) is not None:  # the accumulator is computed again
+        acc = entry.backward.operate(entry.row.name, tuple(operands.values()), None, None, NOTHING, ctx.scalars, entry.options)
+        acc = acc.to(accumulator_dtype(operands["a"].dtype))
+        grad, of_extra = epilogue_gradients(lambda acc, *x: evaluate(epilogue, acc, x), acc, kept[count:], needs[count:], grad)
     # A sparse weight has not the size of b. It is saved, since its own gradient reads it.
     shapes = {role: operands[role].shape if role in operands else getattr(problem, role).size for role in entry.roles}
     found = gradients(
@@ -138,19 +139,3 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> Any:
         entry.backward.product,
     )
     return (*[None] * _FIRST_TENSOR, *(found.get(role) for role in entry.roles), *of_extra)
-
-
-def through_epilogue(
-    entry: Differentiable,
-    scalars: Scalars,
-    operands: dict[str, torch.Tensor],
-    extra: Tensors,
-    wants: tuple[bool, ...],
-    grad: torch.Tensor,
-) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """Return the gradient of the accumulator, which is computed again, and of each extra operand that ``wants`` one."""
-    epilogue = entry.plan.problem.epilogue
-    assert epilogue is not None
-    acc = entry.backward.operate(entry.row.name, tuple(operands.values()), None, None, NOTHING, scalars, entry.options)
-    acc = acc.to(accumulator_dtype(operands["a"].dtype))
-    return epilogue_gradients(lambda acc, *extra: evaluate(epilogue, acc, extra), acc, extra, wants, grad)

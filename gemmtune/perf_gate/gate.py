@@ -100,8 +100,13 @@ class _Gate:
 
     def run(self) -> None:
         """Compare the candidate with torch in the same process and, if requested, the ratio with the baseline's."""
-        if self.options.anchor == "baseline":
-            self._recall()
+        for entry in self.entries if self.options.anchor == "baseline" else ():
+            # An entry without a baseline is judged as missing now, unless baselines are being written.
+            entry.baseline = self.baselines.get(entry.problem, self.settings.timing)
+            if entry.baseline is None and not self.options.update_baseline:
+                entry.missing = True
+                reason = f"no baseline in {self.baselines.path}; make it with --update-baseline"
+                entry.judgement = Judgement(decision=Decision.INCONCLUSIVE, bounds=None, reason=reason)
         pending = [entry for entry in self.entries if not entry.missing]
         tuned = [entry.problem for entry in pending if not entry.problem.empty and 0 not in entry.problem.summed]
         if self.options.candidate == PICK and tuned and self.settings.tune != "never":
@@ -119,30 +124,16 @@ class _Gate:
                 entry.series.failure = str(error)
                 continue
             entry.candidate, entry.anchor = candidate.name, anchor.name
-            if entry.baseline is not None:
-                self._note_differences(entry, entry.baseline)
+            if (before := entry.baseline) is not None:  # differences explain a change without a fault of the kernels
+                now, pick = versions(self.device, self.settings), f"another pick than the baseline's, which was {before.pick}"
+                entry.notes += [pick] * (before.pick != entry.candidate)
+                entry.notes += [f"since the baseline, {line}" for line in difference(before.versions, now)]
             matches.append(Match(problem=entry.problem, candidate=candidate, anchor=anchor))
             ready.append(entry)
         # Measure them.
         self._collect(ready, matches)
         if self.options.update_baseline:
             self._update_baselines(ready)
-
-    def _recall(self) -> None:
-        """Attach the baselines. An entry without one is judged as missing now, unless baselines are being written."""
-        for entry in self.entries:
-            entry.baseline = self.baselines.get(entry.problem, self.settings.timing)
-            if entry.baseline is None and not self.options.update_baseline:
-                entry.missing = True
-                reason = f"no baseline in {self.baselines.path}; make it with --update-baseline"
-                entry.judgement = Judgement(decision=Decision.INCONCLUSIVE, bounds=None, reason=reason)
-
-    def _note_differences(self, entry: ProblemGate, baseline: Baseline) -> None:
-        """Note differences from the baseline's time, which explain a change without a fault of the kernels."""
-        if baseline.pick != entry.candidate:
-            entry.notes.append(f"another pick than the baseline's, which was {baseline.pick}")
-        now = versions(self.device, self.settings)
-        entry.notes += [f"since the baseline, {line}" for line in difference(baseline.versions, now)]
 
     def _collect(self, entries: Sequence[ProblemGate], matches: Sequence[Match]) -> None:
         process = FreshProcess(device=self.device, settings=self.settings, sampling=Sampling.of(self.device.type))

@@ -39,25 +39,20 @@ QuantizedWeight = Any
 def performed(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Do ``func``. Raises InvalidProblemError where it would write into a weight, other than by a rule."""
     with counting_versions_as(args[0]) if func.is_view else contextlib.nullcontext():
-        return _performed(cls, func, args, kwargs)
-
-
-def _performed(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    if func.namespace in NAMESPACES:
-        return collective(func, args, kwargs)
-    result = _ruled(cls, func, args, kwargs)
-    if result is not NotImplemented:
-        return _aliasing(func, args, dict(kwargs), result) if func.is_view and isinstance(result, cls) else result
-    if (composed := func.decompose(*args, **kwargs)) is not NotImplemented:
-        return composed  # inference mode passes composite functions on undecomposed, such as .to(dtype)
-    check_unwritten(cls, func, args, kwargs)
-    if asker():
-        return sharded(cls, func, args, kwargs)
-    if is_view_of(cls, func, args):
-        plain_args, plain_kwargs = tree_map_only(cls, _laid_out, (args, dict(kwargs)))
-        return read_only(func(*plain_args, **plain_kwargs))
-    plain_args, plain_kwargs = tree_map_only(cls, lambda w: w.dequantize(), (args, dict(kwargs)))
-    return func(*plain_args, **plain_kwargs)
+        if func.namespace in NAMESPACES:
+            return collective(func, args, kwargs)
+        result = _ruled(cls, func, args, kwargs)
+        if result is not NotImplemented:
+            return _aliasing(func, args, dict(kwargs), result) if func.is_view and isinstance(result, cls) else result
+        if (composed := func.decompose(*args, **kwargs)) is not NotImplemented:
+            return composed  # inference mode passes composite functions on undecomposed, such as .to(dtype)
+        check_unwritten(cls, func, args, kwargs)
+        if asker():
+            return sharded(cls, func, args, kwargs)
+        is_view = is_view_of(cls, func, args)
+        plain_args, plain_kwargs = tree_map_only(cls, _laid_out if is_view else _plain, (args, dict(kwargs)))
+        result = func(*plain_args, **plain_kwargs)
+        return read_only(result) if is_view else result
 
 
 def _ruled(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -67,6 +62,10 @@ def _ruled(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         return rule(cls, *args, **kwargs)
     row = torch_product(func)
     return NotImplemented if row is None else stated_product(cls, row, row.stated(args, kwargs))
+
+
+def _plain(w: QuantizedWeight) -> Any:
+    return w.dequantize()
 
 
 def _laid_out(w: QuantizedWeight) -> Tensor:

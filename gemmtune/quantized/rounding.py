@@ -51,7 +51,12 @@ def rounded(weight: Tensor, kind: Kind, scales: str, scale_dtype: torch.dtype | 
     wide = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
     least, most = _extremes(wide, _BLOCKS[scales])
     if kind not in _BITS:
-        return _rounded_floats(wide, torch.maximum(-least, most), getattr(torch, kind), _BLOCKS[scales], dtype, weight.dtype)
+        float8 = getattr(torch, kind)
+        largest = torch.finfo(float8).max
+        scale = _positive(torch.maximum(-least, most) / largest, dtype, torch.finfo(weight.dtype).max / largest)
+        # A scale that was rounded down leaves numbers above the largest, which a cast would make NaN or infinity.
+        values = (wide / over_blocks(scale.to(wide.dtype), size, legal, "scales")).clamp(-largest, largest)
+        return Rounded(values.to(float8), scale, None, "")
     steps = 2 ** _BITS[kind] - 1
     signed = not kind.startswith("u")
     overflow = torch.finfo(weight.dtype).max
@@ -70,18 +75,6 @@ def rounded(weight: Tensor, kind: Kind, scales: str, scale_dtype: torch.dtype | 
     numbers = values.clamp(low, low + steps).to(torch.int8 if signed else torch.uint8)
     four_bits = _BITS[kind] == 4
     return Rounded(packed(numbers) if four_bits else numbers, scale, zero, kind if four_bits else "")  # type: ignore[arg-type]
-
-
-def _rounded_floats(
-    weight: Tensor, most: Tensor, float8: torch.dtype, block: Block, dtype: torch.dtype, weight_dtype: torch.dtype
-) -> Rounded:
-    """Return the nearest 8-bit floats. ``most`` is the largest magnitude of each block."""
-    largest = torch.finfo(float8).max
-    scale = _positive(most / largest, dtype, torch.finfo(weight_dtype).max / largest)
-    size = (weight.shape[0], weight.shape[1])
-    # A scale that was rounded down leaves numbers above the largest, which a cast would make NaN or infinity.
-    values = (weight / over_blocks(scale.to(weight.dtype), size, (block,), "scales")).clamp(-largest, largest)
-    return Rounded(values.to(float8), scale, None, "")
 
 
 def _rounded_experts(weight: Tensor, kind: Kind, scales: str, scale_dtype: torch.dtype | None) -> Rounded:

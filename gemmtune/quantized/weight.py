@@ -190,12 +190,11 @@ class QuantizedWeight(GatheredByFsdp):
         The memory of the parts counts, because graphs fuse neighbours and read aligned memory. The version counts too: it decides
         how operations with the weight are done.
         """
-        parts = (self.tensor, self.scales, self.zero_points)
-        looks = [None if x is None else _look_of(x) for x in parts]
-        return repr((
-            type(self).__name__, __version__, self.encoding, self.dtype, self.transposed, self.requires_grad, self.is_inference(),
-            looks,
-        ))  # fmt: skip
+        looks: list[object] = [__version__, self.encoding, self.dtype, self.transposed, self.requires_grad, self.is_inference()]
+        for x in (self.tensor, self.scales, self.zero_points):
+            place = () if x is None else (x.storage_offset(), x.untyped_storage().nbytes(), x.dtype, str(x.device))
+            looks.append(x if x is None else (tuple(x.shape), x.stride(), *place))
+        return repr((type(self).__name__, *looks))
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         # torch's own __reduce_ex__ saves 8-bit floats so that pickle cannot load them, and marks of tensors.
@@ -276,12 +275,6 @@ class QuantizedWeight(GatheredByFsdp):
         zeros = "" if self.zero_points is None else ", zero points"
         prepacked = "" if self.packed is None else ", prepacked"
         return f"QuantizedWeight({list(self.shape)} {kind}, {scales}{zeros}{prepacked}, {self.device})"
-
-
-def _look_of(part: Tensor) -> tuple[object, ...]:
-    """Everything of a part but its numbers."""
-    size, place = (tuple(part.shape), part.stride()), (part.storage_offset(), part.untyped_storage().nbytes())
-    return (*size, *place, part.dtype, str(part.device))
 
 
 def _saved(

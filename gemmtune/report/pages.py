@@ -9,7 +9,7 @@ from ..errors import InvalidProblemError, StoreError
 from ..page import Cell, Table, code, page, section, tiles
 from ..selector.segments import INVARIANT, TABLE
 from ..selector.segments import Table as Segments
-from ..store.ranged import Ranged
+from ..store.row import Ranged
 from .entries import Entry, Pair, pairs_of
 from .facts import by_backend, by_reason, machines_apart, natural, sides, totals
 from .names import class_text, machine_text

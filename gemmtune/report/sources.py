@@ -15,8 +15,7 @@ from ..problem import Problem
 from ..selector.machine_limits import DISTURBED_LIMITS, LIMITS
 from ..store.exchange import MOST_BYTES, check_measured, from_json
 from ..store.key import canonical
-from ..store.ranged import Ranged
-from ..store.row import Limit, Row, number
+from ..store.row import Limit, Ranged, Row, number
 from ..store.store import Store
 from ..store.storefile import HEAD
 from ..timing.limits import limit_us

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..choice import Choice
 from ..errors import InvalidProblemError, StoreError
-from ..store.ranged import Ranged
+from ..store.row import Ranged
 
 VERSION = 3
 """Version of the table format. A table of another version is ignored, and its range is tuned again."""

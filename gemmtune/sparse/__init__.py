@@ -9,16 +9,6 @@ from .scatter import bsr_scatter_mm, scatter_mm
 from .tensors import create_blocked_tensor
 
 __all__ = [
-    "Family",
-    "Found",
-    "MetaTable",
-    "Minimum",
-    "Shape",
-    "bsr_scatter_mm",
-    "create_blocked_tensor",
-    "import_torch_meta",
-    "linear",
-    "measured_metas",
-    "minimize",
-    "scatter_mm",
-]
+    "Family", "Found", "MetaTable", "Minimum", "Shape", "bsr_scatter_mm", "create_blocked_tensor", "import_torch_meta", "linear",
+    "measured_metas", "minimize", "scatter_mm",
+]  # fmt: skip

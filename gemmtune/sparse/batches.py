@@ -1,7 +1,7 @@
 """Batches of block-sparse products as one product. Matrices stand side by side. Weights are stacked, or stand along a diagonal."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -42,7 +42,10 @@ def batched_product(name: str, bsr: Tensor | PackedOperand, x: Tensor, inp: Tens
     (*lead, m, k), (*batch, inner, n) = weight.shape, x.shape
     if inner != k:
         raise InvalidProblemError(f"{name}: shapes do not fit, got bsr {list(weight.shape)} and x {list(x.shape)}")
-    whole = _broadcast(name, lead, batch)
+    try:
+        whole = tuple(torch.broadcast_shapes(tuple(lead), tuple(batch)))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        raise InvalidProblemError(f"{name}: got batches of {list(lead)} and {list(batch)}, which do not broadcast") from None
     if inp is not None:
         check_operands(name, [("inp", inp)])
         check_extra(name, [("inp", inp)], (*whole, m, n))
@@ -60,13 +63,6 @@ def batched_product(name: str, bsr: Tensor | PackedOperand, x: Tensor, inp: Tens
         )
     rows = x.expand(*whole, k, n).reshape(-1, n)
     return multiply(_joined(weight, _diagonal, diagonal=True), rows, added).reshape(*whole, m, n)
-
-
-def _broadcast(name: str, lead: Sequence[int], batch: Sequence[int]) -> tuple[int, ...]:
-    try:
-        return tuple(torch.broadcast_shapes(tuple(lead), tuple(batch)))  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        raise InvalidProblemError(f"{name}: got batches of {list(lead)} and {list(batch)}, which do not broadcast") from None
 
 
 def _joined(weight: Tensor, known: WeakIdKeyDictionary, *, diagonal: bool) -> Tensor:

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from ..dispatch.arguments import Call, transposed_operand
-from ..dispatch.calls import call_of, check_epilogue
+from ..dispatch.arguments import Call, call_of, check_epilogue, transposed_operand
 from ..dispatch.checks import check_extra, check_operands
 from ..dispatch.keys import NOTHING
 from ..dispatch.prepack import PackedOperand

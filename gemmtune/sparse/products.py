@@ -217,7 +217,13 @@ def _multiplied(
             raise InvalidProblemError(
                 f"{name}: got an epilogue, left_alpha or right_alpha with a batch, expected matrices; apply them to the result"
             )
-        return _of_batches(name, bsr, x, inp, scalars, out)
+        result = batched_product(name, bsr, x, inp, lambda b, y, z: multiplied(name, b, y, z, scalars))
+        if out is None:
+            return result
+        if result.requires_grad or (out.requires_grad and torch.is_grad_enabled()):
+            raise InvalidProblemError(f"{name}: a call with out= is not differentiable; leave out out=, or use torch.no_grad()")
+        check_out(name, out, result.shape, result.dtype, result.device, [])
+        return out.copy_(result)
     operands, sparsity = operands_of(name, bsr, x, inp, out, epilogue, epilogue_args)
     extra = tuple(map(transposed_operand, epilogue_args))
     result = transposed_product(name, operands, None if out is None else out.t(), epilogue, extra, scalars, (sparsity,))
@@ -249,16 +255,3 @@ def _product(a: Tensor, b: Tensor, like: Tensor | None = None) -> Tensor:
 
 BACKWARD = Backward(operate=transposed_product, product=_product)
 """Products of the backward pass of a call with a block-sparse weight."""
-
-
-def _of_batches(
-    name: str, bsr: Tensor | PackedOperand, x: Tensor, inp: Tensor | None, scalars: tuple[float, ...], out: Tensor | None
-) -> Tensor:
-    """Do a call with a batch of weights or of matrices."""
-    result = batched_product(name, bsr, x, inp, lambda b, y, z: multiplied(name, b, y, z, scalars))
-    if out is None:
-        return result
-    if result.requires_grad or (out.requires_grad and torch.is_grad_enabled()):
-        raise InvalidProblemError(f"{name}: a call with out= is not differentiable; leave out out=, or use torch.no_grad()")
-    check_out(name, out, result.shape, result.dtype, result.device, [])
-    return out.copy_(result)

@@ -115,17 +115,13 @@ def sampled_blocks(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block: tuple
         return _by_blocks(crow, col, g, x, block, torch.bmm)
     way = _way_for(len(crow) - 1, count, g, x, block)
     if way == "dense":
-        return _taken(mm(g, x.t()), crow, col, block)
+        whole = by_blocks(mm(g, x.t()), Sparsity(block_n=block_m, block_k=block_k, density=1.0))
+        return whole[rows_of(crow), col.long()]
     if way == "grouped":
         columns = x.reshape(-1, block_k, tokens).index_select(0, col).reshape(-1, tokens)
         ends = (crow[1:] * block_k).to(torch.int32)
         return grouped_mm(columns, _blocks_of(g, block_m).mT, ends).view(count, block_k, block_m).mT.contiguous()
     return _by_blocks(crow, col, g, x, block, bmm)
-
-
-def _taken(whole: Tensor, crow: Tensor, col: Tensor, block: tuple[int, int]) -> Tensor:
-    kind = Sparsity(block_n=block[0], block_k=block[1], density=1.0)
-    return by_blocks(whole, kind)[rows_of(crow), col.long()]
 
 
 def _blocks_of(g: Tensor, block_m: int) -> Tensor:

@@ -7,14 +7,12 @@ import errno
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..cache import make_private
 from ..locking import has_locks
-from .ranged import COLUMNS as RANGED_COLUMNS
-from .ranged import Ranged
-from .row import COLUMNS, LIMIT_COLUMNS, Limit, Row, checksum
+from .row import COLUMNS, LIMIT_COLUMNS, RANGED_COLUMNS, Limit, Ranged, Row, checksum
 from .storefile import RANGED_SCHEMA, SCHEMA, check, code_of, connect, corrupt, create
 
 BUSY_TIMEOUT_S = 30.0
@@ -121,19 +119,15 @@ class Database:
             connection.execute(f"{_SELECT_LIMITS} LIMIT 0")
             # Uncommitted pages survive a kill in WAL mode. Without WAL a power cut could leave a torn file.
             (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
-            self._has_ranged = self._find_ranged(connection, mode)
+            found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'ranged'").fetchone() is not None
+            if not found and mode == "mode=rw":  # an early store of this version
+                connection.executescript(RANGED_SCHEMA)
+            self._has_ranged = found or mode == "mode=rw"
             connection.execute(f"PRAGMA synchronous = {'NORMAL' if journal == 'wal' else 'FULL'}")
         except BaseException:
             connection.close()
             raise
         return connection
-
-    def _find_ranged(self, connection: sqlite3.Connection, mode: str) -> bool:
-        """Return True if the file has the table of records for all M, which is added if the file is writable."""
-        found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'ranged'").fetchone() is not None
-        if not found and mode == "mode=rw":
-            connection.executescript(RANGED_SCHEMA)
-        return found or mode == "mode=rw"
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -230,18 +224,26 @@ class Database:
         for fact in ranged:
             connection.execute(_UPSERT_RANGED, (fact.key, fact.fingerprint, *fact.record, fact.checksum))
 
-    def delete(self, rows: Iterable[Row], limits: Iterable[Limit], ranged: Iterable[Ranged]) -> None:
-        """Delete records, and problems without rows. Call inside ``transaction``."""
-        connection = self.connection()
-        for row in rows:
-            where = (self._scope(*row.scope), row.content_hash)
-            connection.execute("DELETE FROM measurements WHERE scope = ? AND content_hash = ?", where)
-        connection.execute("DELETE FROM scopes WHERE id NOT IN (SELECT scope FROM measurements)")
-        for limit in limits:
-            connection.execute("DELETE FROM limits WHERE fingerprint = ? AND name = ?", (limit.fingerprint, limit.name))
-        for fact in ranged:
-            connection.execute("DELETE FROM ranged WHERE key = ? AND fingerprint = ? AND kind = ?", fact.identity)
-        self._cache.clear()
+    def remove(
+        self, chosen: Callable[[Row | Limit | Ranged], bool], *, dry_run: bool
+    ) -> tuple[list[Row], list[Limit], list[Ranged]]:
+        """Remove the chosen records in one transaction, unless ``dry_run``, and problems without rows. Return the records."""
+        with self.transaction():
+            rows, limits = list(filter(chosen, self.every_row())), list(filter(chosen, self.limits()))
+            ranged = list(filter(chosen, self.ranged()))
+            if dry_run:
+                return rows, limits, ranged
+            connection = self.connection()
+            for row in rows:
+                where = (self._scope(*row.scope), row.content_hash)
+                connection.execute("DELETE FROM measurements WHERE scope = ? AND content_hash = ?", where)
+            connection.execute("DELETE FROM scopes WHERE id NOT IN (SELECT scope FROM measurements)")
+            for limit in limits:
+                connection.execute("DELETE FROM limits WHERE fingerprint = ? AND name = ?", (limit.fingerprint, limit.name))
+            for fact in ranged:
+                connection.execute("DELETE FROM ranged WHERE key = ? AND fingerprint = ? AND kind = ?", fact.identity)
+            self._cache.clear()
+        return rows, limits, ranged
 
     def _scope(self, key: str, fingerprint: str) -> int:
         connection = self.connection()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import foreign
 from ..errors import StoreError
@@ -16,9 +17,9 @@ from ..foreign import parse_json
 from ..replacing import replacing
 from .database import Database
 from .key import canonical
-from .ranged import Ranged
-from .row import Limit, Row, stored_problem
+from .row import Limit, Ranged, Row, stored_problem
 
+T = TypeVar("T")
 FORMAT = "gemmtune-store"
 VERSION = 1
 MOST_BYTES = 2**30
@@ -118,10 +119,7 @@ def to_json(rows: Sequence[Row], limits: Sequence[Limit], ranged: Sequence[Range
         "format": FORMAT,
         "version": VERSION,
         "measurements": [{"key": key, "fingerprint": machine, "rows": group} for (key, machine), group in groups.items()],
-        "limits": [
-            {"fingerprint": x.fingerprint, "name": x.name, "value": x.value, "measured_at": x.measured_at}
-            for x in sorted(limits, key=attrgetter("fingerprint", "name"))
-        ],
+        "limits": [dataclasses.asdict(x) for x in sorted(limits, key=attrgetter("fingerprint", "name"))],
         "ranged": [x.to_json() for x in sorted(ranged, key=attrgetter("identity"))],
     }
 
@@ -149,29 +147,26 @@ def from_json(data: object, source: str) -> tuple[list[Row], list[Limit], list[R
                 rows.append(Row.from_json(group["key"], group["fingerprint"], _object(item, "")))
             except StoreError as error:
                 raise StoreError(f"{place}.rows[{j}]: {str(error).removeprefix(': ')}") from None
-    limits: list[Limit] = []
-    for i, entry in enumerate(_list(top["limits"], f"{source}: limits")):
-        place = f"{source}: limits[{i}]"
-        fields = _object(entry, place, ("fingerprint", "name", "value", "measured_at"))
-        _check_canonical(fields["fingerprint"], f"{place}.fingerprint")
-        try:
-            limits.append(Limit(**fields))
-        except StoreError as error:
-            raise StoreError(f"{place}: {error}") from None
-    return rows, limits, _ranged_of(top.get("ranged", []), source)
+    limits = _records(lambda fields: Limit(**fields), top["limits"], f"{source}: limits", ("fingerprint",), _LIMIT)
+    return rows, limits, _records(Ranged.from_json, top.get("ranged", []), f"{source}: ranged", ("key", "fingerprint"))
 
 
-def _ranged_of(data: object, source: str) -> list[Ranged]:
-    found: list[Ranged] = []
-    for i, entry in enumerate(_list(data, f"{source}: ranged")):
-        place = f"{source}: ranged[{i}]"
-        fields = _object(entry, place)
-        for name in ("key", "fingerprint"):
-            _check_canonical(fields.get(name), f"{place}.{name}")
+_LIMIT = ("fingerprint", "name", "value", "measured_at")
+
+
+def _records(
+    made: Callable[[dict[str, Any]], T], data: object, place: str, canonical: tuple[str, ...], names: tuple[str, ...] = ()
+) -> list[T]:
+    """Return the records of a list, whose fields in ``canonical`` are such texts."""
+    found: list[T] = []
+    for i, entry in enumerate(_list(data, place)):
+        fields = _object(entry, f"{place}[{i}]", names)
+        for name in canonical:
+            _check_canonical(fields.get(name), f"{place}[{i}].{name}")
         try:
-            found.append(Ranged.from_json(fields))
+            found.append(made(fields))
         except StoreError as error:
-            raise StoreError(f"{place}: {error}") from None
+            raise StoreError(f"{place}[{i}]: {error}") from None
     return found
 
 

@@ -41,7 +41,7 @@ def fingerprint(device: DeviceInfo, timing: str) -> dict[str, str]:
             "sm_count": str(device.sm_count),
             "driver": driver_version(device.type),
             device.type: runtime or UNKNOWN,
-            "triton": _package_version("triton") or "not installed",
+            "triton": package_version("triton") or "not installed",
         }
         fields |= {"rocm": rocm_version()} if device.type == "hip" else {"cublas": cublas_version()}
     return fields | {"torch": torch.__version__, "timing": timing, "method": str(METHOD_VERSION)}
@@ -122,10 +122,10 @@ def cublas_version() -> str:
         return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
     except (OSError, AttributeError):
         wheels = (f"nvidia-cublas-cu{major}", "nvidia-cublas")
-        return next((v for v in map(_package_version, wheels) if v), UNKNOWN)
+        return next((v for v in map(package_version, wheels) if v), UNKNOWN)
 
 
-def _package_version(name: str) -> str:
+def package_version(name: str) -> str:
     """Return the version of an installed package without importing it, or "" if it is missing."""
     try:
         return metadata.version(name)

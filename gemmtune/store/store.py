@@ -21,8 +21,7 @@ from ..settings import Settings
 from .database import BUSY_TIMEOUT_S, LOCK, Database
 from .exchange import Absorbed, absorb, read_json, write_json
 from .health import Health, contents, set_aside
-from .ranged import Ranged
-from .row import Limit, Row
+from .row import Limit, Ranged, Row
 from .storefile import ELSEWHERE, FAILURES, NAME_ANOTHER, explain, is_corruption
 
 __all__ = ["Absorbed", "Health", "Limit", "Ranged", "Row", "Store", "open_store"]

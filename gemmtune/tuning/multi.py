@@ -35,8 +35,7 @@ from ..store.key import fingerprint_text
 from ..store.store import Ranged, open_store
 from .forced import Forced
 from .members import Wanted, candidates_of, held, in_worker, place_of, refuse_choices
-from .named import Operand, Operation, stated_problem
-from .signatures import bound_call
+from .named import Operand, Operation, bound_call, stated_problem
 
 log = logging.getLogger("gemmtune")
 

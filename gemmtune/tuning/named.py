@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ..dispatch.arguments import Call, transposed_operand
+from ..dispatch.arguments import Call, call_of, transposed_operand
 from ..dispatch.checks import check_operands, why_not_ours
 from ..dispatch.grouped import form_of
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.statement import epilogue_of, problem_of
-from ..errors import InvalidProblemError
+from ..errors import InvalidProblemError, raised_as
 from ..problem import Problem
-from ..problem.fused import NAMES
-from ..problem.operations import OPERATIONS, SPARSE_OPS
+from ..problem.fused import BROUGHT, NAMES
+from ..problem.operations import OPERATIONS, OPTIONS, SPARSE_OPS
+from ..quantized.arguments import float8_parts, parts_of
 from ..quantized.weight import QuantizedWeight
 from ..sparse.calls import block_call
-from .signatures import bound_call
 
 Operation = str | Callable[..., object]
 """Name of an operation, such as ``"mm"``, or the operation itself, such as ``gemmtune.scaled_mm``."""
@@ -97,7 +98,52 @@ def _call(asker: str, op: Operation, operands: Sequence[Operand], arguments: Map
         raise InvalidProblemError(
             f"{asker}: got {got}, expected a Problem, or one of {', '.join(NAMES)} with its tensors{compiled}"
         )
-    try:
+    with raised_as(InvalidProblemError, TypeError, before=f"{asker}: {name}: "):
         return bound_call(name, operands, arguments)
-    except TypeError as error:
-        raise InvalidProblemError(f"{asker}: {name}: {error}") from error
+
+
+def signature_of(name: str) -> inspect.Signature:
+    """Return the parameters of the public function ``name``, by its row and its own argument."""
+    row, own = NAMES[name], BROUGHT.get(name)
+    optional = [operand.role for operand in row.operands if not operand.required]
+    positional = [role for role in row.arguments if role not in optional]
+    keywords: dict[str, object] = {**dict.fromkeys(optional), **dict.fromkeys(row.scalars, 1)}
+    keywords |= {option: OPTIONS[option] for option in row.options}
+    if own is not None:
+        positional += [own.argument] * own.required
+        keywords |= {} if own.required else {own.argument: None}
+    if own is not None or row.names_result:
+        keywords |= {"out_dtype": None}
+    keywords |= {"out": None} if own is not None and own.required else {"out": None, "epilogue": None, "epilogue_args": ()}
+    kind = inspect.Parameter
+    return inspect.Signature(
+        # A QuantizedWeight brings its scale along.
+        [
+            kind(role, kind.POSITIONAL_OR_KEYWORD, default=None if role == "scale_b" and not row.grouped else kind.empty)
+            for role in positional
+        ]
+        + [kind(word, kind.KEYWORD_ONLY, default=value) for word, value in keywords.items()]
+    )
+
+
+def bound_call(name: str, operands: Sequence[object], arguments: Mapping[str, Any]) -> Call:
+    """Return the call of the public function ``name`` with these arguments. Raises TypeError for unknown or missing ones."""
+    row, own = NAMES[name], BROUGHT.get(name)
+    bound = signature_of(name).bind(*operands, **arguments)
+    bound.apply_defaults()
+    given = bound.arguments
+    if row.grouped:
+        pass  # no grouped weight brings its scales
+    elif "encoding" in row.options:
+        parts = parts_of(name, given["b"], given["scale_b"], given["zero_b"], given["encoding"])
+        given |= dict(zip(("b", "scale_b", "zero_b", "encoding"), parts, strict=True))
+    elif row.operand("scale_b") is not None:
+        given["b"], given["scale_b"] = float8_parts(name, given["b"], given["scale_b"])
+    return call_of(
+        name,
+        given,
+        scalars=[given[scalar] for scalar in row.scalars],
+        options=[given[option] for option in row.options],
+        brought=given[own.argument] if own is not None else None,
+        **{word: given[word] for word in ("out_dtype", "out", "epilogue", "epilogue_args") if word in given},
+    )

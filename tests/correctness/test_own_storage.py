@@ -19,8 +19,7 @@ from torch import nn
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.integration.adjacent import lay_out, same_inputs
-from gemmtune.integration.own_storage import Rows, are_consecutive, is_sole
+from gemmtune.integration.adjacent import Rows, are_consecutive, is_sole, lay_out, same_inputs
 from gemmtune.integration.quantize import flatten_state_dict, unflatten_state_dict
 from gemmtune.quantized.parts import STATIC
 from gemmtune.quantized.weight import QuantizedWeight

@@ -28,8 +28,8 @@ from gemmtune.fleet.estimate import GPU, STORED_S, Estimator, is_stored, remembe
 from gemmtune.fleet.host import HostRoster, devices_of, writable
 from gemmtune.fleet.job import Job
 from gemmtune.fleet.kernels import compiled_for, tuned_problems, unpack
-from gemmtune.fleet.post import Post
 from gemmtune.fleet.probe import disagreements, measured_twice
+from gemmtune.fleet.ray_roster import Post
 from gemmtune.fleet.result import FleetResult, duration
 from gemmtune.fleet.run import Fleet
 from gemmtune.fleet.seat import Device, LocalSeat, Report, SeatGone

@@ -33,8 +33,7 @@ from gemmtune.perf_gate.baselines import Baselines, slug
 from gemmtune.problem import Problem, trace
 from gemmtune.selector.result import HOST_US, PLACE, Outcome
 from gemmtune.selector.segments import TABLE, VERSION, Table
-from gemmtune.store.ranged import Ranged
-from gemmtune.store.row import Limit, Row
+from gemmtune.store.row import Limit, Ranged, Row
 from gemmtune.store.store import Store
 
 DIGITS = "1" + "0" * 400

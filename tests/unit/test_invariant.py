@@ -27,7 +27,7 @@ from gemmtune.selector.range_result import RangeResult
 from gemmtune.selector.reduction_classes import mean_loss
 from gemmtune.selector.segments import INVARIANT, Table
 from gemmtune.settings import Settings
-from gemmtune.store.ranged import Ranged
+from gemmtune.store.row import Ranged
 from gemmtune.store.store import open_store
 
 N, K = 16, 24

@@ -159,7 +159,7 @@ def test_the_cublas_version_of_the_loaded_library(monkeypatch: pytest.MonkeyPatc
 
 def test_the_cublas_version_of_a_wheel_where_the_library_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(key, "_package_version", {"nvidia-cublas-cu12": "12.8.4.1", "nvidia-cublas": ""}.__getitem__)
+    monkeypatch.setattr(key, "package_version", {"nvidia-cublas-cu12": "12.8.4.1", "nvidia-cublas": ""}.__getitem__)
     assert key.cublas_version() == "12.8.4.1"
 
 

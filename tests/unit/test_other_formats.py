@@ -19,8 +19,7 @@ from torch._inductor.virtualized import V
 from gemmtune import Problem, cli, settings
 from gemmtune.cli.spec import Spec
 from gemmtune.cli.tunableop import entries_of, results_of, signature_of
-from gemmtune.report.inductor_table import inductor_table, key_of
-from gemmtune.report.moe_configs import moe_configs
+from gemmtune.report.other_formats import inductor_table, key_of, moe_configs
 from gemmtune.store.key import canonical
 from gemmtune.store.row import Row
 from gemmtune.store.store import open_store

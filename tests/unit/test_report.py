@@ -25,8 +25,7 @@ from gemmtune.report.sources import read
 from gemmtune.selector.machine_limits import DISTURBED_LIMITS, LIMITS
 from gemmtune.selector.segments import TABLE, Segment, Table
 from gemmtune.store.key import canonical
-from gemmtune.store.ranged import Ranged
-from gemmtune.store.row import Limit
+from gemmtune.store.row import Limit, Ranged
 from gemmtune.store.store import Store
 
 ROOT = Path(__file__).parents[2]

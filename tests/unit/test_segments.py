@@ -16,7 +16,7 @@ from gemmtune.problem.rows import row_classes
 from gemmtune.selector.crossover import MOST_SEGMENTS, assigned, find_crossover, sampled_rows, spread
 from gemmtune.selector.range_result import RangeResult, RangesResult, bar, table_lines
 from gemmtune.selector.segments import Segment, Table, merged, rows_of
-from gemmtune.store.ranged import Ranged
+from gemmtune.store.row import Ranged
 
 
 def segment(lo: int, hi: int, name: str = "x", **fields: object) -> Segment:

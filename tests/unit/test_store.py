@@ -16,7 +16,7 @@ from store_cases import KEYS, MACHINES, failure, in_child, row
 from gemmtune.choice import Status
 from gemmtune.errors import StoreError
 from gemmtune.settings import Settings
-from gemmtune.store.ranged import Ranged
+from gemmtune.store.row import Ranged
 from gemmtune.store.store import Store, open_store
 
 

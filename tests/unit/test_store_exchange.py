@@ -11,7 +11,7 @@ import pytest
 from store_cases import KEYS, MACHINES, failure, row
 
 from gemmtune.errors import StoreError
-from gemmtune.store.ranged import Ranged
+from gemmtune.store.row import Ranged
 from gemmtune.store.store import Absorbed, Store
 
 EARLY, LATE = (f"2024-01-0{day}T00:00:00.000000+00:00" for day in (1, 2))

@@ -16,7 +16,7 @@ from gemmtune.errors import StoreError
 from gemmtune.settings import Settings
 from gemmtune.store import storefile
 from gemmtune.store.database import Database
-from gemmtune.store.ranged import Ranged
+from gemmtune.store.row import Ranged
 from gemmtune.store.store import Store, open_store
 
 

@@ -13,7 +13,7 @@ from gemmtune import QuantizedWeight
 from gemmtune.errors import InvalidProblemError
 from gemmtune.quantized.asker import asker
 from gemmtune.quantized.pieces import joined, padded, piece, split, zeros
-from gemmtune.quantized.sharding import gathered_parts, sharded, whole_weight
+from gemmtune.quantized.sharding import sharded
 from gemmtune.quantized.views import DequantizedView
 
 aten = torch.ops.aten
@@ -68,13 +68,14 @@ def test_what_fsdp_gathers_is_the_weight_again():
             continue
         shards = split(weight, 0, [len(weight) // 2] * 2)
         assert shards is not None, name
-        gathered = [torch.cat(parts) for parts in zip(*map(gathered_parts, shards), strict=True)]
-        found = whole_weight(shards[1], gathered, weight.dtype, None)
+        sent = [shard.fsdp_pre_all_gather(None, None, None, None, None)[0] for shard in shards]
+        gathered = [torch.cat(parts) for parts in zip(*sent, strict=True)]
+        found = shards[1].fsdp_post_all_gather(gathered, None, weight.dtype)
         assert found is not None
         assert same(found[0], weight), name
         for part in found[1]:
             part.view(torch.uint8).zero_()
-        assert whole_weight(shards[1], gathered, weight.dtype, found[0]) is None
+        assert shards[1].fsdp_post_all_gather(gathered, None, weight.dtype, out=found[0]) is None
         assert same(found[0], weight), name
 
 

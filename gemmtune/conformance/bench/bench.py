@@ -7,7 +7,6 @@ import functools
 
 import torch
 
-from ...choice import Claims
 from ...declaration.subject import Call, Impossible, Refused, Subject, is_fatal
 from ...numerics.buffers import POISONS, is_poison
 from ...numerics.compare import BadElement, is_right
@@ -48,7 +47,13 @@ class Bench:
         self.examine = examine
         self.case = case
         self.device = device
-        self.problem, self.claims = _claimed(subject, problem_of(case, device.type))
+        problem = problem_of(case, device.type)
+        if problem.float8 and subject.traits.fast_accum:
+            problem = dataclasses.replace(problem, fast_accum=True)
+        self.claims = subject.claims(problem)
+        if self.claims.input_mode == "tf32" and problem.dtype == torch.float32:
+            problem = dataclasses.replace(problem, precision=dataclasses.replace(problem.precision, input_mode="tf32"))
+        self.problem = problem
         self.extra = () if self.problem.groups else self.probes.extra()
         """Operands of the epilogue, the same in every call."""
         self.generator = torch.Generator(device=device).manual_seed(case.seed)
@@ -279,13 +284,3 @@ class Bench:
     def _wide(self, result: torch.Tensor) -> torch.Tensor:
         """Return a copy in float64 (B, M, N)."""
         return result.to(torch.float64, copy=True).reshape(self.problem.batch, *self.problem.out.size[-2:])
-
-
-def _claimed(subject: Subject, problem: Problem) -> tuple[Problem, Claims]:
-    """Return the problem and its claims. If float32 is declared to be read as tf32, the problem becomes a tf32 one."""
-    if problem.float8 and subject.traits.fast_accum:
-        problem = dataclasses.replace(problem, fast_accum=True)
-    claims = subject.claims(problem)
-    if claims.input_mode == "tf32" and problem.dtype == torch.float32:
-        problem = dataclasses.replace(problem, precision=dataclasses.replace(problem.precision, input_mode="tf32"))
-    return problem, claims

@@ -47,7 +47,7 @@ class Expected:
 
 
 class NoResult(Exception):
-    """The call returned nothing that can be judged further. The failure has been recorded."""
+    """The check ends here, for instance because a call returned nothing that can be judged. The failure has been recorded."""
 
 
 def error_text(error: Exception) -> str:

@@ -86,22 +86,15 @@ def _forms(
     given = tuple(_unless("bfloat16", word) for word in results) if row.names_result else ("",)
     return tuple(
         Form(
-            scales=kind,
-            scale_dtype=dtype,
-            weights=word,
-            zeros=zero,
-            result=result,
-            other=other,
-            picks=picks,
-            gated=gated,
-            index=index,
+            scales=kind, scale_dtype=dtype, weights=word, zeros=zero, result=result, other=other,
+            picks=picks, gated=gated, index=index,
         )
         for kind, word in itertools.product(kinds, held)
         for dtype in _scale_dtypes(op, kind, scale_dtypes)
         for zero in ("no",) + ("yes",) * (zeros and kind != "none" and row.operand("zero_b") is not None)
         for result, other in itertools.product(given, (False, True) if pairs and row.float8 else (False,))
         for picks, gated, index in ways
-    )
+    )  # fmt: skip
 
 
 def _scale_dtypes(op: str, kind: str, declared: tuple[str, ...]) -> tuple[str, ...]:

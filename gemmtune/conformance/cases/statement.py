@@ -55,13 +55,9 @@ def _layout(case: Case, operand: Operand) -> Layout | None:
     size = tuple(case.extents[symbol] for symbol in case.row.symbols(operand))
     if role == "b" and case.packed:
         size = (*size[:-2], size[-2] // 2, size[-1])
-    return _strides_of(case, role).layout(size, _dtype_of(case, operand))
-
-
-def _strides_of(case: Case, role: str) -> OperandLayout:
-    """Return the strides of an operand. c and d have those of b and a if K2 is given, else those of a and b."""
-    first, second = (case.b, case.a) if case.k2 else (case.a, case.b)
-    return OperandLayout.parse({"a": case.a, "b": case.b, "c": first, "d": second}.get(role, PLAIN))
+    first, second = (case.b, case.a) if case.k2 else (case.a, case.b)  # the strides of c and d
+    strides = OperandLayout.parse({"a": case.a, "b": case.b, "c": first, "d": second}.get(role, PLAIN))
+    return strides.layout(size, _dtype_of(case, operand))
 
 
 def _dtype_of(case: Case, operand: Operand) -> torch.dtype:

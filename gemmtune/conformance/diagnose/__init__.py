@@ -19,29 +19,12 @@ from .signs import errors_in, first_sign, last_sign, place
 __all__ = ["BUGS", "Diagnosis", "Evidence", "GroupEvidence", "diagnose", "diagnose_grouped", "kind_of"]
 
 BUGS: tuple[Bug, ...] = (
-    epilogue.missing,
-    epilogue.scalars,
-    epilogue.wrong_axis,
-    epilogue.per_split,
-    epilogue.scales,
-    quantized.factors,
-    quantized.weights,
-    quantized.blocks,
-    addressing.transposed,
-    addressing.batches,
-    addressing.misread,
-    addressing.miswritten,
-    k_ranges.k_ranges,
-    addressing.clamped,
-    addressing.unmasked,
-    rounding.unsigned,
-    quantized.clamped_pairs,
-    rounding.narrowed,
-    rounding.flushed,
-    rounding.steps,
-    rounding.partials,
-    rounding.accumulators,
-)
+    epilogue.missing, epilogue.scalars, epilogue.wrong_axis, epilogue.per_split, epilogue.scales,
+    quantized.factors, quantized.weights, quantized.blocks,
+    addressing.transposed, addressing.batches, addressing.misread, addressing.miswritten,
+    k_ranges.k_ranges, addressing.clamped, addressing.unmasked, rounding.unsigned, quantized.clamped_pairs,
+    rounding.narrowed, rounding.flushed, rounding.steps, rounding.partials, rounding.accumulators,
+)  # fmt: skip
 """Known bugs in the order of trial: certain and cheap ones first, expensive ones last."""
 COSTLY = (rounding.steps, rounding.partials, rounding.accumulators)
 """Bugs to try only if no other gives the result."""

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -101,19 +102,14 @@ def diagnose_groups(known: GroupEvidence, diagnose: OfOne) -> Named:
     if not text and confined and where:
         text = f"{confined[0]} in {where}"
     also = [other for other in (*everywhere, *(fit.suspect.text for fit in found if not fit.certain)) if other != text]
-    text = text or _nan_of_others(evidence)
+    spoilt = bool((~evidence.got.isfinite() | ~evidence.bad).all())  # by operands that the elements do not depend on
+    if not text and spoilt and not all(bool(x.double().isfinite().all()) for x in (evidence.operands.a, evidence.operands.b)):
+        text = "what another group may read spoils this one"
     if not text:
         text, further = _of_one_group(known, diagnose)
         also += further
     text = text or last_sign(evidence) or (f"errors only in {where}" if where else "")
     return text, tuple(dict.fromkeys(also))
-
-
-def _nan_of_others(evidence: Evidence) -> str:
-    """Return the diagnosis of NaN or infinities where they come from operands that the element does not depend on."""
-    spoilt = bool((~evidence.got.isfinite() | ~evidence.bad).all())
-    finite = all(bool(x.double().isfinite().all()) for x in (evidence.operands.a, evidence.operands.b))
-    return "what another group may read spoils this one" if spoilt and not finite else ""
 
 
 def place_in_groups(known: GroupEvidence, mask: torch.Tensor) -> str:
@@ -159,7 +155,9 @@ def _of_one_group(known: GroupEvidence, diagnose: OfOne) -> Named:
     problem, evidence = known.problem, known.evidence
     if problem.gated or problem.weights is not None or problem.epilogue is not None:
         return "", ()
-    group = _worst(known)
+    bad = evidence.bad
+    counts = [int(bad[group].sum() if problem.divides_terms else bad[0, b:e].sum()) for group, (b, e) in enumerate(known.pieces)]
+    group = counts.index(max(counts))
     begin, end = known.pieces[group]
     if begin == end:
         return "", ()
@@ -170,25 +168,10 @@ def _of_one_group(known: GroupEvidence, diagnose: OfOne) -> Named:
         return x[matrix : matrix + 1, rows]
 
     operands = _operands_of(problem, evidence.operands, group, begin, end)
-    single = Evidence(
-        problem=_problem_of(problem, operands),
-        operands=operands,
-        got=part(evidence.got),
-        expected=part(evidence.expected),
-        tolerance=part(evidence.tolerance).nan_to_num(posinf=0.0),
-        bad=part(evidence.bad),
-        unwritten=part(evidence.unwritten),
-    )
-    text, also = diagnose(single)
+    views: dict[str, Any] = {name: part(getattr(evidence, name)) for name in ("got", "expected", "bad", "unwritten")}
+    tolerance = part(evidence.tolerance).nan_to_num(posinf=0.0)
+    text, also = diagnose(Evidence(problem=_problem_of(problem, operands), operands=operands, tolerance=tolerance, **views))
     return (f"{text} in the product of a group" if text and not text.startswith("errors only") else ""), also
-
-
-def _worst(known: GroupEvidence) -> int:
-    bad = known.evidence.bad
-    if known.problem.divides_terms:
-        return int(bad.sum((-1, -2)).argmax())
-    counts = [int(bad[0, begin:end].sum()) for begin, end in known.pieces]
-    return counts.index(max(counts))
 
 
 def _operands_of(problem: Problem, operands: Operands, group: int, begin: int, end: int) -> Operands:
@@ -198,16 +181,10 @@ def _operands_of(problem: Problem, operands: Operands, group: int, begin: int, e
     else:
         rows = slice(begin, end) if operands.rows is None else operands.rows[begin:end].long()
         a, b = operands.a[rows], operands.b[group]
-    scale_a, scale_b = operands.scale_a, operands.scale_b
-    return dataclasses.replace(
-        operands,
-        a=a.contiguous(),
-        b=b.contiguous(),
-        scale_a=None if scale_a is None else scale_a[begin:end].contiguous(),
-        scale_b=None if scale_b is None else scale_b[group].contiguous(),
-        offs=None,
-        rows=None,
-    )
+    scale_a = None if operands.scale_a is None else operands.scale_a[begin:end].contiguous()
+    scale_b = None if operands.scale_b is None else operands.scale_b[group].contiguous()
+    a, b = a.contiguous(), b.contiguous()
+    return dataclasses.replace(operands, a=a, b=b, scale_a=scale_a, scale_b=scale_b, offs=None, rows=None)
 
 
 def _problem_of(problem: Problem, operands: Operands) -> Problem:
@@ -219,13 +196,7 @@ def _problem_of(problem: Problem, operands: Operands) -> Problem:
         if not (x.grouped or x.sparse or x.batched or x.second or x.integers or x.scalars)
         and (x.widens_b, x.float8) == (row.widens_b, row.float8)
     )
-    layouts = {role: Layout.of(x) for role, x in operands.named.items()}
+    fields: dict[str, Any] = {role: Layout.of(x) for role, x in operands.named.items()}
+    fields |= {name: getattr(problem, name) for name in ("device_type", "precision", "encoding")}
     out = Layout.contiguous((operands.a.shape[0], operands.b.shape[1]), problem.out.dtype)
-    return Problem(
-        op=plain.name,
-        out=out,
-        device_type=problem.device_type,
-        precision=problem.precision,
-        encoding=problem.encoding,
-        **layouts,  # type: ignore[arg-type]
-    )
+    return Problem(op=plain.name, out=out, **fields)

@@ -31,24 +31,10 @@ from ..cases.statement import problem_of
 MOST_KERNELS = 256
 """Kernels kept bound, for cases that repeat a problem."""
 EVERYTHING = Traits(
-    ops=OPS,
-    out=True,
-    alpha=True,
-    beta=True,
-    bias=BIASES,
-    scales=SCALES,
-    scale_dtypes=NARROW_FLOATS,
-    weights=tuple(WEIGHTS),
-    zeros=True,
-    float8_pairs=True,
-    results=NARROW_FLOATS,
-    gates=GATES,
-    index_dtypes=INDEX_DTYPES,
-    streams=True,
-    capturable=True,
-    splits=64,
-    flush_subnormals=False,
-)
+    ops=OPS, out=True, alpha=True, beta=True, bias=BIASES, scales=SCALES, scale_dtypes=NARROW_FLOATS, weights=tuple(WEIGHTS),
+    zeros=True, float8_pairs=True, results=NARROW_FLOATS, gates=GATES, index_dtypes=INDEX_DTYPES,
+    streams=True, capturable=True, splits=64, flush_subnormals=False,
+)  # fmt: skip
 
 
 class BackendSubject(Subject):

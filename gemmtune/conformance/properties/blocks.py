@@ -36,13 +36,11 @@ def check_changed(bench: Bench) -> None:
     values, _, col = parts(operands.weight)
     blocks = by_blocks(operands.b.t(), sparsity)
     with stage(bench, "before any change"):
-        if not bench.expect(bench.call(operands), operands):
-            return
+        bench.expect(bench.call(operands), operands)
     values.mul_(-2)
     blocks.mul_(-2)
     with stage(bench, "values changed in place"):
-        if not bench.expect(bench.call(operands), operands):
-            return
+        bench.expect(bench.call(operands), operands)
     col[0] = 0  # moves the only block of the first row from the last column to the first
     blocks[0, 0], blocks[0, -1] = blocks[0, -1].clone(), 0
     with stage(bench, "a column index changed in place"):

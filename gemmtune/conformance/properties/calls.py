@@ -38,25 +38,21 @@ def check_determinism(bench: Bench) -> None:
     first = bench.call(operands)
     for number in range(2, SAME_RUNS + 1):
         result = bench.call(operands, watch=False)
-        if same_bits(result, first):
-            continue
-        with stage(bench, f"call {number} of {SAME_RUNS}"):
-            if bench.expect_equal(result, first, operands, name="the bits of the first call", known=False):
-                bench.fail("the first call gave the same numbers with another sign of 0, or another NaN")
-        return
+        if not same_bits(result, first):
+            with stage(bench, f"call {number} of {SAME_RUNS}"):
+                if bench.expect_equal(result, first, operands, name="the bits of the first call", known=False):
+                    bench.fail("the first call gave the same numbers with another sign of 0, or another NaN")
 
 
 def check_repeatability(bench: Bench) -> None:
     """Check the same exact probe many times, since a race shows on some runs only."""
     probe = exact_probe(bench)
     first = bench.call(probe.operands)
-    right = probe.judge(bench, first)
-    for number in range(2, RIGHT_RUNS + 1):
-        if not right:
-            return
+    for number in range(2, RIGHT_RUNS + 1) if probe.judge(bench, first) else ():
         result = bench.call(probe.operands, watch=False)
-        with stage(bench, f"call {number} of {RIGHT_RUNS}"):
-            right = same_bits(result, first) or probe.judge(bench, result)
+        if not same_bits(result, first):
+            with stage(bench, f"call {number} of {RIGHT_RUNS}"):
+                probe.judge(bench, result)
 
 
 def check_threads(bench: Bench) -> None:
@@ -78,8 +74,7 @@ def check_threads(bench: Bench) -> None:
     for thread, ((own, probes), received) in enumerate(zip(jobs, results, strict=True), 1):
         for number, (probe, result) in enumerate(zip(probes, received, strict=True), 1):
             with stage(bench, f"thread {thread} of {THREADS}, call {number}"):
-                if not probe.judge(own, own.received(result)):
-                    return
+                probe.judge(own, own.received(result))
 
 
 def check_streams(bench: Bench) -> None:
@@ -90,12 +85,10 @@ def check_streams(bench: Bench) -> None:
     """
     old, new = exact_probe(bench), exact_probe(bench)
     with stage(bench, "default stream"):  # gets compilation and tuning of the first call done
-        if not old.judge(bench, bench.call(old.operands)):
-            return
+        old.judge(bench, bench.call(old.operands))
     side = torch.cuda.Stream(bench.device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(side), stage(bench, "side stream, for the first time"):  # allocates its memory
-        if not old.judge(bench, bench.call(old.operands)):
-            return
+        old.judge(bench, bench.call(old.operands))
     # Overwrite the inputs late on the side stream, then call there.
     torch.cuda.synchronize(bench.device)
     if bench.case.variant == "busy_default":
@@ -115,8 +108,7 @@ def check_graph_replay(bench: Bench) -> None:
     probe = exact_probe(bench)
     live = probe.operands
     with stage(bench, "before the capture"):
-        if not probe.judge(bench, bench.call(live)):
-            return
+        probe.judge(bench, bench.call(live))
     # Capture.
     out = guarded_out(bench.problem.out, bench.device, bench.next_payload())[0] if bench.case.out else None
     _warm_up(bench, live, out)
@@ -131,8 +123,7 @@ def check_graph_replay(bench: Bench) -> None:
         graph.replay()
         torch.cuda.synchronize(bench.device)
         with stage(bench, f"replay {number} of {REPLAYS}"):
-            if not probe.judge(bench, result):
-                return
+            probe.judge(bench, result)
 
 
 def _warm_up(bench: Bench, operands: Operands, out: torch.Tensor | None) -> None:
@@ -164,8 +155,7 @@ def _on_cuda(trait: str) -> Callable[[Scope], str | None]:
 def check_batch_invariance(bench: Bench) -> None:
     """Check that the first row, the last row and the first half keep their bits without the other rows."""
     for name, operands in _sets(bench):
-        if not _keeps_bits(bench, bench, name, operands):
-            return
+        _check_rows(bench, bench, name, operands)
 
 
 def check_reduction(bench: Bench) -> None:
@@ -175,8 +165,7 @@ def check_reduction(bench: Bench) -> None:
     other.failures = bench.failures
     for name, operands in _sets(bench):
         with stage(bench, f"against {target}"):
-            if not _keeps_bits(other, bench, name, operands):
-                return
+            _check_rows(other, bench, name, operands)
 
 
 def _sets(bench: Bench) -> Iterator[tuple[str, Operands]]:
@@ -187,8 +176,8 @@ def _sets(bench: Bench) -> Iterator[tuple[str, Operands]]:
         yield "hard", dataclasses.replace(hard, extra=bench.extra)
 
 
-def _keeps_bits(whole_of: Bench, bench: Bench, name: str, operands: Operands) -> bool:
-    """Return True if ``bench`` gives rows the bits that ``whole_of`` gives them among all rows. Record a failure otherwise."""
+def _check_rows(whole_of: Bench, bench: Bench, name: str, operands: Operands) -> None:
+    """Check that ``bench`` gives rows the bits that ``whole_of`` gives them among all rows."""
     whole = whole_of.call(operands)
     m, traits = bench.problem.m, bench.subject.traits
     unit = traits.multiples[0]
@@ -201,14 +190,11 @@ def _keeps_bits(whole_of: Bench, bench: Bench, name: str, operands: Operands) ->
         given = some_rows(operands, part.problem, begin)
         result = part.call(given)
         row = first_other_row(whole, result, begin)
-        if row is None:
-            continue
-        with stage(bench, f"{name} rows {begin} to {begin + count - 1} without the others"):
-            expected = whole[..., begin : begin + count, :]
-            if part.expect_equal(result, expected, given, name="the bits among all rows", known=False):
-                bench.fail(f"row {row} has the same numbers with another sign of 0, or NaN in other places")
-        return False
-    return True
+        if row is not None:
+            with stage(bench, f"{name} rows {begin} to {begin + count - 1} without the others"):
+                expected = whole[..., begin : begin + count, :]
+                if part.expect_equal(result, expected, given, name="the bits among all rows", known=False):
+                    bench.fail(f"row {row} has the same numbers with another sign of 0, or NaN in other places")
 
 
 # 128 rows that share a scale cannot be separated. Strides of one row say nothing about the others.

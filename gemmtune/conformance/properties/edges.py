@@ -13,7 +13,7 @@ from ..bench.bench import Bench
 from ..cases.case import Case
 from ..cases.sampling import EDGES, Sample, Size, fitting, plain_pairs
 from ..cases.scope import Level, Scope
-from .property import Property
+from .property import Property, tested
 from .values import check_cancellation, check_integers, check_one_hot_a, check_one_hot_b
 
 LONG = (2**13 + 3, 2**15 + 3, 2**16 + 3)
@@ -34,6 +34,7 @@ EVERY = 17
 """Distance of the rows that are compared with a reference: some in each tile, at another place in each."""
 GROUPS = 2
 """Groups of a grouped product. Each has as many rows, or terms, as another operation's product."""
+NEVER_EMPTY = "M and N are declared to be at least 1, and there is no batch"
 
 
 def check_long(bench: Bench) -> None:
@@ -106,11 +107,6 @@ def _of_sizes(name: str, scope: Scope, sizes: tuple[Size, ...]) -> Iterator[Case
     return Sample(budget=(32, 96, 200), shapes=wanted, variants=variants, ops=SINGLE)(name, scope) if wanted else iter(())
 
 
-def _empty_needs(scope: Scope) -> str | None:
-    batched = set(BATCHED_OPS) & set(scope.tested_ops)
-    return None if batched or 0 in scope.traits.least[:2] else "M and N are declared to be at least 1, and there is no batch"
-
-
 def check_tiles(bench: Bench) -> None:
     """Check single products of full significands, in rows then in columns, and some whole rows of random data within the bound.
 
@@ -157,20 +153,15 @@ def _whole(case: Case) -> Case:
     return case.changed(groups=str(GROUPS), **divided)
 
 
-def _free(case: Case) -> bool:
-    return {case.a, case.b} <= {PLAIN, "col"}
-
-
 PROPERTIES = (
     Property(
         "edges", "sizes one below, at and one above those of tiles, in every combination of two; some between those",
-        check_cancellation,
-        _edges, drawn=True,
+        check_cancellation, _edges, drawn=True,
     ),
     Property("long", "more than 2^13, 2^15 and 2^16 rows, columns and terms; hundreds of tiles", check_long, _long),
     Property(
-        "empty", "without rows, columns or matrices, an empty result of the right shape", check_empty,
-        _empty, needs=_empty_needs,
+        "empty", "without rows, columns or matrices, an empty result of the right shape", check_empty, _empty,
+        needs=lambda scope: None if 0 in scope.traits.least[:2] else tested(BATCHED_OPS, NEVER_EMPTY)(scope),
     ),
     Property(
         "k-zero", "with nothing to sum, beta · C or zeros", check_integers,
@@ -178,6 +169,6 @@ PROPERTIES = (
     ),
     Property(
         "full-tiles", "products of several whole tiles in every dimension", check_tiles,
-        Sample(budget=(0, 120, 600), shapes=_sizes, ops=OPS, admits=_free, finish=_whole),
+        Sample(budget=(0, 120, 600), shapes=_sizes, ops=OPS, admits=lambda case: {case.a, case.b} <= {PLAIN, "col"}, finish=_whole),
     ),
 )  # fmt: skip

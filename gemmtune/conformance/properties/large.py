@@ -112,12 +112,6 @@ def _far_cases(name: str, scope: Scope) -> Iterator[Case]:
         )(name, dataclasses.replace(scope, ops=(op,), dtypes=tuple(kept)))
 
 
-def _large_needs(scope: Scope) -> str | None:
-    if scope.device_type != "cuda":
-        return "needs a GPU"
-    return None if scope.level >= Level.EXHAUSTIVE else "tested at level exhaustive"
-
-
 PROPERTIES = (
     Property("large-offsets", "rows of a, b or out that begin beyond 2^31 elements", check_large_offsets, _far_cases),
     Property(
@@ -128,6 +122,9 @@ PROPERTIES = (
             ops=ONE_PRODUCT,
             admits=lambda case: not case.batched and DTYPES[case.dtype].itemsize <= 2,
         ),
-        needs=_large_needs,
+        needs=lambda scope: (
+            "needs a GPU" if scope.device_type != "cuda"
+            else None if scope.level >= Level.EXHAUSTIVE else "tested at level exhaustive"
+        ),
     ),
 )  # fmt: skip

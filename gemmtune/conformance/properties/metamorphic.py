@@ -16,7 +16,6 @@ from ...numerics.quantized import numbers
 from ...problem import Layout
 from ...problem.dtypes import dtype_info
 from ..bench.bench import Bench
-from ..cases.case import Case
 from ..cases.sampling import Sample, Size
 from .property import Property, exact_integers, keeps_significands, made, made_b, tested
 from .special import expect_exactly
@@ -85,8 +84,8 @@ def check_transpose(bench: Bench) -> None:
     operands = exact_integers(bench)
     if operands is None:
         return _bounded(bench)
-    transposed = _transposed_case(bench.case)
-    other = bench.sibling(m=transposed.m, n=transposed.n, a=transposed.a, b=transposed.b)
+    case = bench.case
+    other = bench.sibling(m=case.n, n=case.m, a=case.b, b=case.a)
     mirrored = dataclasses.replace(
         operands,
         a=made(other.problem.a, operands.b.double().mT),
@@ -191,10 +190,6 @@ def _identity(like: torch.Tensor) -> torch.Tensor:
     return torch.eye(like.shape[-1], dtype=torch.float64, device=like.device).expand(like.shape)
 
 
-def _transposed_case(case: Case) -> Case:
-    return case.changed(m=case.n, n=case.m, a=case.b, b=case.a)
-
-
 _has_products = tested((*TRANSPOSABLE, "mixed_mm"), "every tested operation adds something to the product")
 
 _sample = functools.partial(Sample, budget=(36, 100, 500), shapes=SIZES)
@@ -208,7 +203,7 @@ PROPERTIES = (
         "transpose", "bᵀ @ aᵀ is the transposed a @ b", check_transpose,
         _sample(
             admits=lambda case: case.op in TRANSPOSABLE and case.scales == "tensor" and not case.weights,
-            further=lambda case: [_transposed_case(case)],
+            further=lambda case: [case.changed(m=case.n, n=case.m, a=case.b, b=case.a)],
         ),
         needs=_has_products,
     ),
@@ -228,9 +223,7 @@ PROPERTIES = (
     Property(
         "identity", "a times the identity is a, bit by bit", check_identity,
         _sample(
-            variants=("a", "b"),
-            ops=ONE_PRODUCT,
-            admits=lambda case: not case.added and case.op == case.row.name,
+            variants=("a", "b"), ops=ONE_PRODUCT, admits=lambda case: not case.added and case.op == case.row.name,
             finish=lambda case: case.changed(m=case.k) if case.variant == "b" else case.changed(n=case.k),
         ),
         needs=_has_products,

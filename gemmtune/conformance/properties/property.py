@@ -18,6 +18,7 @@ from ...numerics.quantized import packed, scales_along_k
 from ...problem import Layout, Problem
 from ...problem.dtypes import dtype_info
 from ..bench.bench import Bench
+from ..bench.outcome import NoResult
 from ..cases.case import Case
 from ..cases.scope import Scope
 
@@ -118,8 +119,7 @@ def check_calls(count: int) -> Check:
         probe = exact_probe(bench)
         for number in range(1, count + 1):
             with stage(bench, f"call {number} of {count}"):
-                if not probe.judge(bench, bench.call(probe.operands)):
-                    return
+                probe.judge(bench, bench.call(probe.operands))
 
     return check
 
@@ -173,7 +173,7 @@ def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 @contextmanager
 def stage(bench: Bench, words: str) -> Iterator[None]:
-    """Prefix the failures recorded in the block with the stage of the check."""
+    """Prefix the failures recorded in the block with the stage of the check, which ends there if there are any."""
     before = len(bench.failures)
     try:
         yield
@@ -181,3 +181,5 @@ def stage(bench: Bench, words: str) -> Iterator[None]:
         bench.failures[before:] = [
             dataclasses.replace(failure, message=f"{words}: {failure.message}") for failure in bench.failures[before:]
         ]
+    if len(bench.failures) > before:
+        raise NoResult

@@ -124,15 +124,11 @@ def check_overflow(bench: Bench) -> None:
     Sums beyond the largest float16 must be finite if alpha makes them small again and no narrow sums are declared.
     """
     _check_range(bench)
-    if bench.case.added and bench.subject.traits.alpha and not bench.failures and _sums_are_wider(bench):
+    claims, largest = bench.claims, dtype_info(bench.problem.out.dtype).largest
+    wider = all(dtype_info(x).largest > 2 * largest for x in (claims.accumulate, claims.partials, claims.epilogue_input))
+    if bench.case.added and bench.subject.traits.alpha and not bench.failures and wider:
         with stage(bench, f"alpha {SMALL_AGAIN}"):
             _check_range(bench.sibling(variant="", alpha="general"), SMALL_AGAIN)
-
-
-def _sums_are_wider(bench: Bench) -> bool:
-    """Return True if everything rounded before alpha applies has a larger range than the result."""
-    claims, largest = bench.claims, dtype_info(bench.problem.out.dtype).largest
-    return all(dtype_info(x).largest > 2 * largest for x in (claims.accumulate, claims.partials, claims.epilogue_input))
 
 
 def _check_range(bench: Bench, alpha: float = 1) -> None:
@@ -198,11 +194,6 @@ def _sparse(bench: Bench, size: tuple[int, ...]) -> torch.Tensor:
     return (torch.rand(size, generator=bench.generator, device=bench.device) < density).double()
 
 
-def _has_nan(case: Case) -> bool:
-    """Return True if the variant's operand exists and its dtype has NaN."""
-    return not dtype_info(_dtype(case)).is_integer and (case.added or case.variant != "c")
-
-
 def _has_infinity(case: Case) -> bool:
     """Return True if the variant's operand exists and can be infinite. Zero points might subtract two infinities."""
     there = case.added or case.variant != "c"
@@ -226,7 +217,10 @@ _ranged = functools.partial(Sample, budget=(32, 96, 400), shapes=RANGED)
 PROPERTIES = (
     Property(
         "nan", "a NaN reaches the elements that depend on it, and no others", check_nan,
-        _specials(variants=("a", "b", "a.last", "b.last", "c", "a.first", "b.first"), admits=_has_nan),
+        _specials(
+            variants=("a", "b", "a.last", "b.last", "c", "a.first", "b.first"),
+            admits=lambda case: not dtype_info(_dtype(case)).is_integer and (case.added or case.variant != "c"),
+        ),
     ),
     Property(
         "infinity", "infinities keep their signs; ∞ − ∞ and ∞ · 0 are NaN", check_infinity,

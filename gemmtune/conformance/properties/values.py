@@ -1,7 +1,5 @@
 """Properties of values: exact probes, the error bound, the grade."""
 
-from collections.abc import Callable, Iterable
-
 from ...declaration.labels import SINGLE
 from ...declaration.layouts import OperandLayout
 from ...numerics.bounds import exact_limit
@@ -21,6 +19,7 @@ from .property import Check, Property
 FILLS = ("normal", "uniform", "wide", "cancelling", "ones")
 GRADED: tuple[Size, ...] = ((64, 96, 256), (128, 96, 1000), (72, 80, 40), (100, 101, 515), (64, 64, 4096))
 """Sizes of at least 4096 elements each, so that their root mean square is certain to a few percent."""
+UNGRADED = "float16 and bfloat16 are not tested, or are declared to be summed in a narrow dtype"
 
 
 def check_integers(bench: Bench) -> None:
@@ -97,49 +96,30 @@ def _graded(scope: Scope) -> tuple[str, ...]:
     return tuple(name for name in ("float16", "bfloat16") if name not in narrow)
 
 
-def _grade_needs(scope: Scope) -> str | None:
-    tested = {dtype for op in scope.tested_ops for dtype in scope.tested_dtypes(op)}
-    if tested & set(_graded(scope)):
-        return None
-    return "float16 and bfloat16 are not tested, or are declared to be summed in a narrow dtype"
+def _probe(name: str, meaning: str, check: Check, smoke: int, free: str = "") -> Property:
+    """Return a property whose cases have no repeated terms in the ``free`` operands."""
 
+    def admits(case: Case) -> bool:
+        return all(OperandLayout.parse(getattr(case, x)).kind not in ({"a": "cols0", "b": "rows0"}[x], "window") for x in free)
 
-def _grades(name: str, scope: Scope) -> Iterable[Case]:
-    return Sample(budget=(16, 48, 200), shapes=GRADED, dtypes=_graded(scope), ops=DENSE_OPS)(name, scope)
-
-
-def _free_a(case: Case) -> bool:
-    return OperandLayout.parse(case.a).kind not in ("cols0", "window")
-
-
-def _free_b(case: Case) -> bool:
-    return OperandLayout.parse(case.b).kind not in ("rows0", "window")
-
-
-def _free(case: Case) -> bool:
-    return _free_a(case) and _free_b(case)
-
-
-def _probe(name: str, meaning: str, check: Check, smoke: int, admits: Callable[[Case], bool] = lambda _: True) -> Property:
     sample = Sample(budget=(smoke, 320, 1900), shapes=long_shapes, pairs=all_pairs, every_pair=True, admits=admits, ops=SINGLE)
     return Property(name, meaning, check, sample, drawn=True)
 
 
 PROPERTIES = (
     _probe("integers", "products of −1, 0 and 1 are exact, with alpha, beta and an added operand", check_integers, 64),
-    _probe("one-hot-a", "rows of a with a single 1 give rows of b, every bit of them", check_one_hot_a, 32, _free_a),
-    _probe("one-hot-b", "columns of b with a single 1 give columns of a, every bit of them", check_one_hot_b, 32, _free_b),
-    _probe("width", "small products are not lost next to large ones", check_width, 32, _free),
-    _probe("cancellation", "integers whose sums grow large and cancel give the exact difference", check_cancellation, 64, _free),
+    _probe("one-hot-a", "rows of a with a single 1 give rows of b, every bit of them", check_one_hot_a, 32, "a"),
+    _probe("one-hot-b", "columns of b with a single 1 give columns of a, every bit of them", check_one_hot_b, 32, "b"),
+    _probe("width", "small products are not lost next to large ones", check_width, 32, "ab"),
+    _probe("cancellation", "integers whose sums grow large and cancel give the exact difference", check_cancellation, 64, "ab"),
     Property(
         "bound", "random data of several kinds within the error bound of the claimed arithmetic", check_bound,
-        Sample(
-            budget=(96, 640, 4000), shapes=long_shapes, pairs=all_pairs, variants=FILLS, every_pair=True, ops=SINGLE
-        ),
+        Sample(budget=(96, 640, 4000), shapes=long_shapes, pairs=all_pairs, variants=FILLS, every_pair=True, ops=SINGLE),
         drawn=True,
     ),
     Property(
         "grade", "the error of 16-bit results is hardly larger than that of rounding them once", check_grade,
-        _grades, needs=_grade_needs,
+        lambda name, scope: Sample(budget=(16, 48, 200), shapes=GRADED, dtypes=_graded(scope), ops=DENSE_OPS)(name, scope),
+        needs=lambda scope: None if any({*_graded(scope)} & {*scope.tested_dtypes(op)} for op in scope.tested_ops) else UNGRADED,
     ),
 )  # fmt: skip

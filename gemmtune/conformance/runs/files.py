@@ -14,7 +14,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,20 +107,24 @@ _KEPT = ("device", "trait", "traits", "repro", "in_process", "timeout", "sanitiz
 
 def command(options: RunOptions, words: Iterable[str], *, sanitize: bool = False) -> str:
     """Return the command that repeats some cases, the values of ``--repro``, under compute-sanitizer if ``sanitize``."""
-    return shlex.join(["gemmtune", "conformance", options.backend, *_given(options, words, sanitize, pytest=False)])
+    return shlex.join(["gemmtune", "conformance", options.backend, *words_of(_kept(options, words, sanitize), pytest=False)])
 
 
 def pytest_command(options: RunOptions, words: Iterable[str], *, sanitize: bool = False) -> str:
     """Return the same command for pytest."""
     start = ["pytest", "-p", "gemmtune.conformance.plugin", "--pyargs", "gemmtune.conformance", f"--gemm-backend={options.backend}"]
-    return shlex.join([*start, *_given(options, words, sanitize, pytest=True)])
+    return shlex.join([*start, *words_of(_kept(options, words, sanitize), pytest=True)])
 
 
-def _given(options: RunOptions, words: Iterable[str], sanitize: bool, *, pytest: bool) -> Iterator[str]:
+def _kept(options: RunOptions, words: Iterable[str], sanitize: bool) -> dict[str, Any]:
     given = options.given() | {"sanitize": sanitize, "repro": tuple(words)}
+    return {name: given[name] for name in _KEPT if name in given}
+
+
+def words_of(given: Mapping[str, Any], *, pytest: bool) -> Iterator[str]:
+    """Yield the words by which options are given on gemmtune's command line, or on pytest's."""
     for option in sorted(OPTIONS, key=lambda option: option.name == "repro"):  # --repro comes last
-        value = given.get(option.name) if option.name in _KEPT else None
-        flag = option.pytest_spelling if pytest else option.spelling
+        value, flag = given.get(option.name), option.pytest_spelling if pytest else option.spelling
         if option.kind == "flag":
             yield from [flag] if value else []
         elif value is not None:

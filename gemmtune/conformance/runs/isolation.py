@@ -160,15 +160,13 @@ class WalledRunner:
         self._candidate = Candidate(target, device, timeout_s=timeout_s)
         self._outside: UntrustedRunner | None = None
         self._inside = IsolatedRunner(spec, device, timeout_s=timeout_s)
-        self._ground: Ground | None = None
 
     def describe(self) -> Ground:
         """Do what ``IsolatedRunner.describe`` does. Without a process for the GEMM, say so and trust it."""
-        if self._ground is None:
-            self._ground = self._described()
         return self._ground
 
-    def _described(self) -> Ground:
+    @functools.cached_property
+    def _ground(self) -> Ground:
         try:
             of_file = Traits.from_file(Path(self._spec.traits_file)) if self._spec.traits_file else {}
             subject = subject_of(self._candidate, of_file | dict(self._spec.declared))

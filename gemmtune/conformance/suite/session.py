@@ -78,8 +78,10 @@ class ConformanceSession:
         if self._workerinput is not None:
             return
         found: Found = decoded(report.gemm_found) if hasattr(report, "gemm_found") else Found()
-        if report.failed and not found.records:
-            self._complaints.append(f"{report.nodeid.partition('::')[2]}: {_crash_of(report)}")
+        if report.failed and not found.records:  # an error outside of a case
+            crash = getattr(report.longrepr, "reprcrash", None)
+            lines = (crash.message if crash is not None else report.longreprtext.strip().rpartition("\n")[2]).splitlines()
+            self._complaints.append(f"{report.nodeid.partition('::')[2]}: " + "\n".join(lines[:MOST_LINES]))
         self._records += found.records
         self._notes += found.notes
         self._sanitized += found.sanitized
@@ -195,10 +197,3 @@ class MatrixSession:
             pytest.exit(str(error), returncode=2)
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) or not any(r.executed for r in self._reports):
             session.exitstatus = exit_status(self._reports)
-
-
-def _crash_of(report: pytest.TestReport) -> str:
-    """Return the message of an error outside of a case, at most MOST_LINES lines. Without one, return the report's last line."""
-    crash = getattr(report.longrepr, "reprcrash", None)
-    lines = (crash.message if crash is not None else report.longreprtext.strip().rpartition("\n")[2]).splitlines()
-    return "\n".join(lines[:MOST_LINES])

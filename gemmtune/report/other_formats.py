@@ -1,4 +1,10 @@
-"""Configs of vLLM's and SGLang's Triton kernel for experts: a file for each layer, with a config for each number of tokens."""
+"""Measurements in formats of other tools.
+
+Inductor looks templates up in tables (``torch._inductor.config.lookup_table``). vLLM's and SGLang's Triton kernel for experts
+reads a file for each layer, with a config for each number of tokens.
+"""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
@@ -6,10 +12,13 @@ from typing import Any
 
 import torch
 
+from ..choice import Status
 from ..problem import Problem
 from ..store.row import Row
 from .known import Known, known_by_date
 
+_FLOATS = ("float32", "float16", "bfloat16")
+Entry = dict[str, Any]
 Config = tuple[int, ...]
 _FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
 _FAMILIES = ("grouped", "grouped_combined")
@@ -18,6 +27,57 @@ _OTHER_KERNELS = ("_swap", "+routed")
 """Parts of the names of choices that are no such kernel: swapped operands, and steps of torch around a product."""
 Layer = tuple[str, int, int]
 """The device's name, the number of experts, and the columns between the two products."""
+
+
+def inductor_table(rows: Iterable[Row]) -> dict[str, list[Entry]]:
+    """Return one entry for each plain mm and bmm on a GPU, by the key that Inductor computes for a graph's product.
+
+    The entry is the faster of two: torch's own operation, or Inductor's template with the tile, warps and stages of our fastest
+    kernel that has no split-K and no swapped operands. Picks of other kinds have no template in Inductor. The latest measurement
+    counts where several machines or versions have one.
+    """
+    table: dict[str, list[Entry]] = {}
+    for known in known_by_date(rows):
+        problem = known.problem
+        if problem is not None and _is_plain(problem) and (entry := _entry(known, problem)) is not None:
+            table[key_of(problem)] = [entry]
+    return table
+
+
+def key_of(problem: Problem) -> str:
+    """Return the key without a device: (dtype, sizes, strides) of each operand, and the operation."""
+    operands = ((x.dtype, list(x.size), list(x.stride)) for x in (problem.a, problem.b))
+    return f"{tuple(operands)}+{problem.op}"
+
+
+def _is_plain(problem: Problem) -> bool:
+    """Return True for a product of two float operands of one dtype, without an epilogue, on a GPU."""
+    if problem.op not in ("mm", "bmm") or problem.device_type != "cuda" or problem.epilogue is not None:
+        return False
+    dtypes = {str(x.dtype).removeprefix("torch.") for x in (problem.a, problem.b, problem.out)}
+    return len(dtypes) == 1 and dtypes <= set(_FLOATS)
+
+
+def _entry(known: Known, problem: Problem) -> Entry | None:
+    times: list[tuple[float, Entry]] = []
+    for row in known.rows:
+        if row.status is Status.OK and row.time_us is not None:
+            info = row.info
+            if row.baseline:
+                times.append((row.time_us, {"template_id": f"aten::{problem.op}"}))
+            elif info.get("template") == "mm" and info.get("splits", 1) == 1 and not info.get("swap_ab"):
+                times.append((row.time_us, _template(problem, info)))
+    return min(times, key=lambda x: x[0])[1] if times else None
+
+
+def _template(problem: Problem, info: Mapping[str, Any]) -> Entry:
+    """Return all parameters of Inductor's template, with those that it derives from others: torch 2.11 adds none."""
+    block_m, block_n, block_k = info["tile"]
+    return {
+        "template_id": f"triton::{problem.op}", "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k,
+        "GROUP_M": info["group_m"], "num_warps": info["warps"], "num_stages": info["stages"],
+        "EVEN_K": problem.k % block_k == 0, "ACC_TYPE": "tl.float32", "USE_FAST_ACCUM": False,
+    }  # fmt: skip
 
 
 def moe_configs(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
@@ -49,7 +109,8 @@ def moe_configs(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
         config = _best(times, second.get((layer, tokens), {}))
         if config is not None:
             device, experts, columns = layer
-            file = files.setdefault(f"E={experts},N={columns},device_name={_device_word(device)}.json", {})
+            word = "NVIDIA_H200" if "H200" in device.split("_") else device  # all devices with an H200 share one
+            file = files.setdefault(f"E={experts},N={columns},device_name={word}.json", {})
             file.setdefault("triton_version", versions[device])
             file[str(tokens)] = dict(zip(_FIELDS, config, strict=True))
     return files
@@ -71,8 +132,3 @@ def _times(known: Known, problem: Problem) -> dict[Config, float]:
 def _best(first: Mapping[Config, float], second: Mapping[Config, float]) -> Config | None:
     both = {config: time_us + second[config] for config, time_us in first.items() if config in second}
     return min(both or first, key=(both or first).__getitem__, default=None)
-
-
-def _device_word(name: str) -> str:
-    """Return the word of a device in names of files. All devices with an H200 share one."""
-    return "NVIDIA_H200" if "H200" in name.split("_") else name
