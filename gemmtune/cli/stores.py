@@ -31,7 +31,6 @@ from .printing import show as print_parts
 from .selection import Removable, Selection, machines_here
 from .tunableop import VALIDATOR, results_of
 
-
 PROBLEM_CHARS = 120
 """Length at which a table cuts a problem's text: an epilogue may have a thousand characters."""
 VERSIONS = ("torch", "driver", "cuda", "hip", "cublas", "rocm", "triton", "method")
