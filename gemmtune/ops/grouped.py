@@ -1,7 +1,7 @@
 """Grouped products: several products of different sizes in one call, as in mixtures of experts."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -61,8 +61,7 @@ def grouped_mm(
     form = form_of("grouped_mm", a, b, offs, rows=rows, gated=gated, scatter=scatter)
     if isinstance(b, QuantizedWeight) and out is None and epilogue is None and not _has_gradient(form, epilogue_args):
         # The rule of the weight multiplies all experts at once. torch's composition takes one after the other on a CPU.
-        result: Tensor = getattr(torch.ops.gemmtune, form.op)(*form.operands, **({"gated": gated} if gated else {}))
-        return result
+        return cast(Tensor, getattr(torch.ops.gemmtune, form.op)(*form.operands, **({"gated": gated} if gated else {})))
     if form.transposed:
         return _transposed(form, out, epilogue, tuple(map(transposed_operand, epilogue_args)) if epilogue_args else NOTHING)
     if OPERATIONS[form.op].gradient is None and out is None and _has_gradient(form, epilogue_args):

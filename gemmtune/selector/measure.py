@@ -58,15 +58,14 @@ def measure(
             x.candidates = dataclasses.replace(x.candidates, choices=known)
             examine_all(x, sorted(choices, key=lambda c: not c.baseline))
 
-        # Offers first: those that need no compilation, then the compiled ones.
         if settings.busy == "wait":
             wait_until_quiet(candidates.device, progress.message)
-        new = todo or untried_variants(candidates.choices, outcomes, settings)
-        x.drift = drift_since(session, candidates, outcomes) if new else 1.0
+        if todo or untried_variants(candidates.choices, outcomes, settings):
+            x.drift = drift_since(session, candidates, outcomes)
         # Compilers on the CPU do not change kernel times on a GPU, but they do change the time of a whole call.
         unaffected_by_compilers = candidates.device.type != "cpu" and settings.timing != "eager"
-        # Then choices near the fastest: launch variants, and points along their axes. If one of them is refused, choices near the
-        # next best one. Offers that are tried only if those favoured do not suffice come second.
+        # Offers first: those that need no compilation, then the compiled ones, then those that wait for the favoured. Then choices
+        # near the fastest: launch variants, and points along their axes. If one of them is refused, choices near the next best one.
         refused = True
         while refused:
             for _ in range(WAVES):
