@@ -427,7 +427,7 @@ def test_each_class_has_likely_choices_at_every_m():
     assert {"triton:persistent_128x128x64", "triton:mm_128x256x64"} <= names[1024, halves]
     families = [choice.name.split("_")[0] for choice in offered[1, whole] if not choice.info.get("swap_ab")]
     assert max(families.count(x) for x in families) <= LIKELIEST
-    shapes = [(choice.name.split("_")[0], *choice.info["tile"]) for choice in offered[4096, whole]]
+    shapes = [(choice.name.split("_")[0], choice.info.get("swap_ab"), *choice.info["tile"]) for choice in offered[4096, whole]]
     assert len(set(shapes)) == len(shapes), "another number of stages or warps is no other tile"
     filtered = dataclasses.replace(work, settings=dataclasses.replace(quick, choice_denylist_regex="cuda:.*"))
     assert {choice.backend for choice in offered_in(filtered, 1, [whole])} == {"triton"}
