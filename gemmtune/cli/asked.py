@@ -8,6 +8,7 @@ import click
 from .. import settings
 from ..backends.own.targets import loaded
 from ..backends.table import check_names
+from ..declaration.subject import importable
 from ..device import DeviceInfo, detect, preset
 from ..errors import DISABLED, SettingsError, UnavailableError, raised_as
 from ..settings import Settings, given
@@ -54,6 +55,8 @@ def settings_changes(options: dict[str, Any]) -> dict[str, Any]:
     changes = {name: value for name in _OPTIONS if (value := options.pop(name, None)) not in (None, ())}
     if "backends" in changes:
         changes["backends"] = tuple(word.strip() for word in changes["backends"].split(",") if word.strip())
+    with raised_as(click.UsageError, before="--with: "):
+        changes |= {"extra_choices": tuple(map(importable, changes["extra_choices"]))} if "extra_choices" in changes else {}
     for name, value in changes.items():
         try:
             check_names(Settings(**{name: value}).backends or ())

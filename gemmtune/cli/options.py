@@ -68,7 +68,7 @@ search_options = _together(
     click.option("--search", type=click.Choice(get_args(Search)), help="How many configs each template offers."),
     click.option(
         "--with", "extra_choices", multiple=True, metavar="MODULE:FUNCTION", shell_complete=complete_gemm,
-        help="Your own GEMM to include, such as mylib.ops:matmul; may be given several times.",
+        help="Your own GEMM to include, such as mylib.ops:matmul or kernels.py:matmul; may be given several times.",
     ),
 )  # fmt: skip
 """Options that select what is tried."""

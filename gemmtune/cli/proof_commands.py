@@ -49,7 +49,7 @@ def _conformance_options(function: Any) -> Any:
 def conformance(**given: Any) -> None:
     """Test if a GEMM is correct.
 
-    MODULE:NAME is a function f(a, b), or a module or object with functions named as in torch. The GEMM may refuse
+    MODULE:NAME or FILE.py:NAME is a function f(a, b), or a module or object with functions named as in torch. It may refuse
     undeclared inputs, but every result must be correct. Each case runs in a worker process, so a crash or a
     hang is one failure. Exit status of the cases that ran: 0 it conforms, 1 it does not, 2 it could not be tested.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..declaration.labels import DTYPES, OPS
 from ..declaration.layouts import KINDS
-from ..declaration.subject import SubjectSpec
+from ..declaration.subject import SubjectSpec, importable
 from ..declaration.traits import Traits
 from ..errors import ConformanceError
 from ..operand_kinds import full_dtype_name
@@ -91,7 +91,7 @@ class RunOptions(Values):
     def spec(self) -> SubjectSpec:
         """Target of the GEMM and the declarations given as options."""
         file = str(Path(self.traits).absolute()) if self.traits else ""
-        return SubjectSpec(target=self.backend, declared=declared_by(self.trait), traits_file=file)
+        return SubjectSpec(target=importable(self.backend), declared=declared_by(self.trait), traits_file=file)
 
     @property
     def narrowed(self) -> bool:

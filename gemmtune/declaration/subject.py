@@ -228,6 +228,23 @@ OURS = "gemmtune.conformance.gemms.backends"
 """Module of ``backend:triton`` and the like."""
 
 
+def importable(target: str) -> str:
+    """Return a target whose module can be imported: for ``folder/file.py:name`` it is ``file``, and the folder becomes a place of
+    modules. Raises SubjectError if there is no such file, or if another module has its name."""
+    place, colon, name = target.partition(":")
+    file = Path(place)
+    if file.suffix != ".py":
+        return target
+    if not file.is_file():
+        raise SubjectError(f"GEMM: got {target!r}, expected a file that exists, or a module such as mypkg.ops:matmul")
+    sys.path[:] = dict.fromkeys([str(file.resolve().parent), *sys.path])
+    importlib.invalidate_caches()
+    found = importlib.util.find_spec(file.stem)
+    if found is None or found.origin is None or not Path(found.origin).exists() or not file.samefile(found.origin):
+        raise SubjectError(f"GEMM: got {target!r}, but {file.stem} is the name of another module; rename the file")
+    return f"{file.stem}{colon}{name}"
+
+
 def found_at(target: str) -> object:
     """Return the object at ``package.module:name``, or the module. Imports the module. Raises SubjectError if that fails."""
     module_name, _, path = target.partition(":")
