@@ -156,7 +156,8 @@ class Trees:
         os.chdir(tree)
         sys.path[:] = [str(tree), *(entry for entry in sys.path if Path(entry or ".").resolve() not in (ROOT, ROOT / "tests"))]
         for name, module in list(sys.modules.items()):  # modules that the script itself has imported
-            if Path(getattr(module, "__file__", None) or "/").is_relative_to(ROOT):
+            file = Path(getattr(module, "__file__", None) or "/")
+            if file.is_relative_to(ROOT) and "site-packages" not in file.parts:  # an environment may lie in the repository
                 del sys.modules[name]
         os.environ |= {"PYTHONPATH": str(tree), "GEMMTUNE_CACHE_DIR": str(self._folder / "kernels")}
         if all_cases:
@@ -173,7 +174,10 @@ class Trees:
 
 
 def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: Callable[[str], None]) -> list[Result]:
-    """Try all mutants. A test that also fails without an edit is excluded, and the mutants that it killed are tried again."""
+    """Try all mutants. A test that also fails without an edit is excluded, and the mutants that it killed are tried again.
+
+    Raises RuntimeError if pytest cannot run here.
+    """
     import hypothesis  # noqa: F401 - imported once, for all forked processes
     import torch  # noqa: F401
 
@@ -183,6 +187,10 @@ def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: C
     survivors: list[Mutant] = []
     with tempfile.TemporaryDirectory(prefix="gemmtune-mutation-") as folder:
         trees, todo = Trees(root, jobs, Path(folder)), list(mutants)
+        collected: list[Job] = [(None, ["--collect-only", *tests[mutant.path]], False) for mutant in mutants[:1]]
+        for _, status, _, log in _finished(trees, collected, limit_s, folder):
+            if status:
+                raise RuntimeError(f"without an edit, pytest ends with status {status}, which would count as a kill:\n{log}")
         while todo:
             # Exclude a test with all its parameters. They mostly fail for one reason, and each would cost a round.
             left_out = [word for name, failing in broken.items() if failing for word in ("--deselect", name.partition("[")[0])]

@@ -150,3 +150,10 @@ def test_all_cases_run_for_a_mutant_that_survives_a_part(tmp_path: Path, monkeyp
     mutant = tree_with(tmp_path, f"assert __import__('os').environ['{VARIABLE}'] != 'all' or least(2, 1) == 1")
     (result,) = script.run(tmp_path, [mutant], 1, 60.0, list[str]().append)
     assert result.verdict == "killed"
+
+
+def test_tests_that_cannot_run_kill_nothing(tmp_path: Path) -> None:
+    mutant = tree_with(tmp_path, "assert True")
+    (tmp_path / "tox.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    with pytest.raises(RuntimeError, match="pytest ends with status 4"):
+        script.run(tmp_path, [mutant], 1, 60.0, list[str]().append)
