@@ -96,6 +96,9 @@ def test_reference_is_the_product_of_each_group(problem: Problem) -> None:
             magnitude[finite], above.nan_to_num()[finite], msg="only the value is right where it is infinite"
         )
         assert expectation.terms == (tuple(x - y for x, y in zip(ends, [0, *ends], strict=False)) if problem.divides_terms else ())
+        if expectation.name == "poisoned" and problem.divides_terms:
+            begin, end = [0, *ends][problem.groups // 2], ends[problem.groups // 2]
+            assert a[:, begin:end].isnan().nonzero().tolist() == [[problem.m - 1, end - 1 - begin]], "the last term of a group"
         if expectation.name.startswith("integers"):
             assert set(a.unique().tolist()) == set(b.unique().tolist()) == {-1, 0, 1}
         else:

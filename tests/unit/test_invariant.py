@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -410,7 +412,7 @@ def test_each_class_has_likely_choices_at_every_m():
     from gemmtune.device import preset
     from gemmtune.selector.progress import Progress
     from gemmtune.selector.range_work import Work
-    from gemmtune.selector.reduction_classes import LIKELIEST, class_of, offered_in
+    from gemmtune.selector.reduction_classes import LIKELIEST, _unalike, class_of, offered_in
 
     (rows_class,) = row_classes(Problem.mm(2, 1536, 7168, dtype=torch.bfloat16, layout="nt", device_type="cuda"))
     quick = Settings(search="quick", backends=("aten", "triton", "cuda"))
@@ -429,6 +431,9 @@ def test_each_class_has_likely_choices_at_every_m():
     assert max(families.count(x) for x in families) <= LIKELIEST
     shapes = [(choice.name.split("_")[0], choice.info.get("swap_ab"), *choice.info["tile"]) for choice in offered[4096, whole]]
     assert len(set(shapes)) == len(shapes), "another number of stages or warps is no other tile"
+    tiles = [(64, 64, 32), (64, 64, 32), (64, 64, 64), (64, 64, 128), (128, 64, 32), (128, 64, 64)]
+    made: Any = [SimpleNamespace(name=f"fake:mm_{place}", info={"tile": list(tile)}) for place, tile in enumerate(tiles)]
+    assert [choice.name[-1] for choice in _unalike(made)] == ["0", "2", "4"], "two that differ along K alone, three of a family"
     filtered = dataclasses.replace(work, settings=dataclasses.replace(quick, choice_denylist_regex="cuda:.*"))
     assert {choice.backend for choice in offered_in(filtered, 1, [whole])} == {"triton"}
 

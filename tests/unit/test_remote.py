@@ -14,6 +14,7 @@ from fake_choices import PROBLEM, fake
 
 from gemmtune.choice import Status
 from gemmtune.device import detect, preset
+from gemmtune.problem.rows import row_classes
 from gemmtune.selector import remote
 from gemmtune.selector.offers import offers_for
 from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session
@@ -171,6 +172,16 @@ def test_choices_that_kill_the_final_rounds_run_in_isolation(how: str, pool: Fak
     assert session.rank([fake("bad")], 0.5).times == {}
     assert asked == [["bad"]], "alone it is not tried again"
     assert session.rank([], 0.5).times == {}
+
+
+def test_checks_that_end_the_process_say_so_within_their_time(pool: FakePool, caplog: pytest.LogCaptureFixture) -> None:
+    session = RemoteSession(PROBLEM, CPU, SETTINGS)
+    pool.answer = lambda *_: WorkerCrashed("killed by SIGSEGV")
+    with caplog.at_level(logging.WARNING, "gemmtune"):
+        assert session.equal_rows(fake("whole"), fake("part"), row_classes(PROBLEM)[0], [3, 5, 9]) == []
+    assert "the bits of fake:part at M = 3 to 9 could not be compared: killed by SIGSEGV" in caplog.text
+    assert {x.status for x in session.recheck([fake("a"), fake("b"), fake("c")]).values()} == {Status.CRASHED}
+    assert [call[2] for call in pool.calls if call[1] == "recheck"] == [21.0, 7.0, 7.0, 7.0]
 
 
 def test_unmeasurable_limits_are_missing(pool: FakePool, caplog: pytest.LogCaptureFixture) -> None:
