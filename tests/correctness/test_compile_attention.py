@@ -18,14 +18,16 @@ from gemmtune import settings
 from gemmtune.choice import Status
 from gemmtune.device import detect
 from gemmtune.integration.compile import attention_times
-from gemmtune.integration.compile.attention import Attention, attention_of
+from gemmtune.integration.compile.attention import Attention, Config, attention_of
 from gemmtune.integration.compile.planned_attention import OPERATOR, composition
 from gemmtune.integration.compile.report import Taken
 from gemmtune.integration.compile.rewriting import RewriteProducts
 from gemmtune.integration.compile.store_policy import StorePolicy
+from gemmtune.passes import load
 from gemmtune.store.key import fingerprint_text
 from gemmtune.store.row import Row
 from gemmtune.store.store import Store, open_store
+from gemmtune.timing.contenders import CpuContender
 
 Tensor = torch.Tensor
 
@@ -194,6 +196,35 @@ def test_the_stored_times_decide(times: dict[str, float], taken: Taken, reason: 
     decision = attention_times.decide(asked, device, "graph", store)
     assert (decision.taken, decision.reason.partition(",")[0]) == (taken, reason)
     assert str(decision.config) == (name if taken else "None")
+
+
+def test_a_tuned_graph_has_verified_and_timed_configs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tune on a CPU, as if it had streams and graphs of calls. One config is wrong, and one does not fit."""
+    pytest.importorskip("triton", reason="the kernels' module is loaded")
+    monkeypatch.setattr(attention_times, "serves", lambda device: True)
+    monkeypatch.setattr(attention_times, "GraphContender", lambda calls, stream, sample_us: CpuContender(calls))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(Attention, "configs", lambda self, device: [Config(splits=x, block=64, warps=4) for x in (1, 2, 3)])
+    right = attention_times._Operands.error_over_bound
+
+    def error_over_bound(self: Any, config: Config) -> float:
+        if config.splits == 2:
+            raise load("attention").OutOfResources(300_000, 200_000, "shared memory")
+        return right(self, config) if config.splits == 1 else float("nan")
+
+    monkeypatch.setattr(attention_times._Operands, "error_over_bound", error_over_bound)
+    given = operands((8, 4, 96, 64, "causal"))
+    compiled(*given, policy=StorePolicy(tunes=True))
+    rows = {row.name: row for row in open_store(settings.current()).every_row() if row.backend == attention_times.BACKEND_NAME}
+    assert {name: row.status for name, row in rows.items()} == {
+        "torch": Status.OK,
+        "attend_s1_b64_w4": Status.OK,
+        "attend_s2_b64_w4": Status.OUT_OF_RESOURCES,
+        "attend_s3_b64_w4": Status.WRONG_RESULT,
+    }
+    assert "got an error of nan bounds" in rows["attend_s3_b64_w4"].reason
+    assert "shared memory" in rows["attend_s2_b64_w4"].reason
 
 
 def test_a_cpu_and_a_batch_invariant_model_keep_torchs(monkeypatch: pytest.MonkeyPatch) -> None:

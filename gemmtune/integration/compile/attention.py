@@ -95,7 +95,7 @@ def attention_of(nodes: Iterable[fx.Node]) -> Iterator[Attention]:
     for node in nodes:
         if node.target not in OPERATORS or any(user.args[1] != 0 for user in node.users):
             continue
-        names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+        names = [argument.name for argument in node.target._schema.arguments]
         given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | node.kwargs
         q, k, v = (given[name] for name in ("query", "key", "value"))
         bias = given.get("attn_bias", given.get("attn_mask"))
@@ -131,7 +131,7 @@ def _unrepeated(node: fx.Node) -> fx.Node:
     (batch, heads, keys, width), source = node.meta["val"].shape, inserted.args[0]
     *before, group, _, _ = copied.meta["val"].shape
     same = source.meta["val"].shape == (*before, keys, width) and [*before] == [batch, heads // group] and heads % group == 0
-    return source if same else node  # type: ignore[no-any-return]
+    return source if same else node
 
 
 def _unexpanded(bias: fx.Node) -> fx.Node:

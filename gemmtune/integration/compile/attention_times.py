@@ -20,7 +20,7 @@ from .planned_attention import OPERATOR, composition
 from .report import Decision
 
 BACKEND_NAME = "attention"
-LEAST_CAPABILITY = (8, 0)
+LEAST_CAPABILITY = 80
 TORCH = "torch"
 BUDGET_S, SAMPLE_US = 0.2, 300.0
 BYTES = 1 << 28
@@ -111,8 +111,8 @@ class _Operands:
         """Make the operands. Those that both read are the same."""
         made = {x: _example(x.meta["val"]) for x in dict.fromkeys((*attention.node.all_input_nodes, *attention.tensors))}
         node = attention.node
-        args, kwargs = fx.map_arg((node.args, node.kwargs), made.__getitem__)  # type: ignore[arg-type]
-        call = functools.partial(node.target, *args, **kwargs)  # type: ignore[arg-type]
+        args, kwargs = fx.map_arg((node.args, node.kwargs), made.__getitem__)
+        call = functools.partial(node.target, *args, **kwargs)  # type: ignore[operator, arg-type, misc]
         return cls(attention=attention, torchs=call, tensors=tuple(made[x] for x in attention.tensors))
 
     @property
