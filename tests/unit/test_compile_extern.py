@@ -18,8 +18,9 @@ from gemmtune.integration.compile.rewriting import RewriteProducts
 from gemmtune.integration.compile.store_policy import StorePolicy
 
 INTERFACE = (
-    1,
+    2,
     {
+        "attend": "(*tensors, out, scale, splits, block, warps)",
         "planned": "(*tensors, out, problem, dynamic=False, alpha=1.0, beta=1.0)",
         "planned_join": "(*tensors, out, problem, widths)",
         "ready": "(problem, index)",

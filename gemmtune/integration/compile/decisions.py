@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from ...device import detect
+from .attention import Attention
+from .attention_times import AttentionDecision
 from .horizontal import HorizontalFusion
 from .products import Product
 from .report import Decision, Taken
@@ -14,6 +17,9 @@ class RewritePolicy(Protocol):
 
     def prepare(self, products: Iterable[Product], fusions: Iterable[HorizontalFusion]) -> None:
         """Measure what the decisions on this graph need."""
+
+    def decide_attention(self, attention: Attention) -> AttentionDecision | None:
+        """Return which config replaces attention of one query. None if the device has no kernels for it."""
 
     def decide(self, product: Product) -> Decision:
         """Return how one GEMM is rewritten."""
@@ -46,6 +52,12 @@ class FixedPolicy:
         """Return ``joined`` if this policy rewrites each of the GEMMs."""
         taken: Taken = "joined" if all(map(self._takes, fusion.products)) else ""
         return Decision(taken=taken, reason="a variant for comparison")
+
+    def decide_attention(self, attention: Attention) -> AttentionDecision | None:
+        """Return the first config, if this policy rewrites all GEMMs."""
+        device = detect(attention.node.args[0].meta["val"].device)  # type: ignore[union-attr]
+        config = attention.configs(device)[0] if self.taken and self.only is None else None
+        return AttentionDecision(taken="alone" if config else "", reason="a variant for comparison", config=config)
 
     def token(self) -> object:
         """Return the fixed decision, or None with ``only``: a function has no value that another process knows."""

@@ -15,9 +15,10 @@ from ...sparse import operators as _block_operators  # noqa: F401 - defines oper
 from ...version import __version__
 from .. import invariant as _invariant_operator  # noqa: F401 - defines an operator of torch
 from .planned import ready_launch, run_planned
+from .planned_attention import run_attention
 from .planned_horizontal import ready_pieces, run_horizontal
 
-INTERFACE = 1
+INTERFACE = 2
 """Version of the interface to generated code: the functions' names and arguments, and the text of a Problem."""
 NAME = "gemmtune_extern_kernels"
 """Name of the functions in generated code. It contains ``extern_kernels``, by which Inductor's scheduler recognizes GEMMs."""
@@ -25,10 +26,11 @@ NAME = "gemmtune_extern_kernels"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Functions:
-    """The functions that generated code calls: two products, and their preparation when the code is loaded."""
+    """The functions that generated code calls: two products, attention, and preparation when the code is loaded."""
 
     planned: Callable[..., None]
     planned_join: Callable[..., None]
+    attend: Callable[..., None]
     ready: Callable[[str, int], None]
     ready_join: Callable[[str, Sequence[int], int], None]
 
@@ -69,4 +71,4 @@ def _ready_join(problem: str, widths: Sequence[int], index: int) -> None:
         ready_launch(problem, index)
 
 
-_FUNCTIONS = Functions(planned=run_planned, planned_join=run_horizontal, ready=_ready, ready_join=_ready_join)
+_FUNCTIONS = Functions(planned=run_planned, planned_join=run_horizontal, attend=run_attention, ready=_ready, ready_join=_ready_join)

@@ -12,7 +12,7 @@ from torch._inductor import ir
 from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
 from torch._inductor.virtualized import V
 
-from . import experts, extern, planned, planned_horizontal
+from . import experts, extern, planned, planned_attention, planned_horizontal
 
 
 def register() -> None:
@@ -20,6 +20,7 @@ def register() -> None:
     if planned.OPERATOR not in lowerings:
         register_lowering(planned.OPERATOR, type_promotion_kind=None)(_lowered)
         register_lowering(planned_horizontal.OPERATOR, type_promotion_kind=None)(_lowered_horizontal)
+        register_lowering(planned_attention.OPERATOR, type_promotion_kind=None)(_lowered_attention)
         register_lowering(planned.SUM, type_promotion_kind=None)(_lowered_sum)
 
 
@@ -55,6 +56,13 @@ def _lowered_horizontal(tensors: Sequence[Any], problem: str, widths: Sequence[i
     size = [inputs[0].get_size()[0], sum(widths)]
     ready = (f"ready_join({problem!r}, {list(widths)}, {_index()})",)
     return _call("planned_join", planned_horizontal.OPERATOR, inputs, size, {"problem": problem, "widths": list(widths)}, ready)
+
+
+def _lowered_attention(tensors: Sequence[Any], **numbers: Any) -> Any:
+    if _only_operators():
+        return fallback_handler(planned_attention.OPERATOR, add_to_fallback_set=False)(tensors, **numbers)  # type: ignore[no-untyped-call]
+    inputs = _inputs(tensors)
+    return _call("attend", planned_attention.OPERATOR, inputs, list(inputs[0].get_size()), numbers, ())
 
 
 def _lowered_sum(rows: Any) -> Any:

@@ -19,6 +19,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from ...operators.torch_products import with_dimensions
 from ...problem import Problem
 from ...version import __version__
+from .attention import attention_of
+from .attention_times import AttentionDecision
 from .decisions import RewritePolicy
 from .epilogues import EpilogueOperand
 from .experts import changes_around
@@ -58,6 +60,8 @@ class RewriteProducts(CustomGraphPass):
         rewriting = _Rewriting(graph=graph, policy=self.policy, order=order)
         fused = {node: decision for fusion in fusions for node, decision in rewriting.rewrite_fusion(fusion)}
         decided = [fused[node] if node in fused else rewriting.rewrite_node(node) for node in nodes]
+        # Replace attention of one query.
+        decided += rewriting.rewrite_attention()
         # Keep the decisions for ``explain``.
         if decided:
             keep(Graph(compile_id=CompileContext.current_compile_id(), decisions=tuple(decided)))
@@ -87,6 +91,7 @@ class _Rewriting:
     order: dict[fx.Node, int]
     """The place of each node in the original graph."""
     decisions: dict[Hashable, Decision] = field(default_factory=dict)
+    attentions: dict[str, AttentionDecision | None] = field(default_factory=dict)
 
     def rewrite_fusion(self, fusion: HorizontalFusion) -> Iterator[tuple[fx.Node, GemmDecision]]:
         """Replace the GEMMs of a fusion and yield their decisions. Yield nothing if they stay apart."""
@@ -110,6 +115,20 @@ class _Rewriting:
             self.decisions[key] = self.policy.decide(product)
         decision = self.decisions[key]
         return _report(product, decision, _replace(self.graph, product, decision) if decision.taken else None)
+
+    def rewrite_attention(self) -> Iterator[GemmDecision]:
+        """Replace attention of one query where the policy decides so, and yield the decisions."""
+        for attention in list(attention_of(self.graph.nodes)):
+            if attention.key not in self.attentions:
+                self.attentions[attention.key] = self.policy.decide_attention(attention)
+            if (decision := self.attentions[attention.key]) is None:
+                continue
+            if decision.config is not None:
+                attention.replace(decision.config)
+            pick = None if decision.config is None else str(decision.config)
+            yield GemmDecision(
+                shape=str(attention), taken=decision.taken, reason=decision.reason, times_us=decision.times_us, pick=pick
+            )
 
 
 def _report(product: Product, decision: Decision, pick: str | None, joined: Problem | None = None) -> GemmDecision:

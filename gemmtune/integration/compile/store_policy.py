@@ -14,6 +14,9 @@ from ...problem import Problem
 from ...store.key import canonical, fingerprint
 from ...store.store import open_store
 from ..measured import without_epilogue
+from . import attention_times
+from .attention import Attention
+from .attention_times import AttentionDecision
 from .horizontal import HorizontalFusion
 from .products import Product
 from .report import Decision, GemmPair, WholeAndParts
@@ -60,6 +63,16 @@ class StorePolicy:
         if product.before_reduction:
             return dataclasses.replace(decision, reason=f"{decision.reason}; the reduction behind it takes its epilogue")
         return decision
+
+    def decide_attention(self, attention: Attention) -> AttentionDecision | None:
+        """Return the measured decision. With ``batch_invariant`` torch's stays: the batch decides how ours splits the keys."""
+        settings, device = settings_module.current(), detect(attention.values[0].device)
+        if settings.disable or settings.batch_invariant or not attention_times.serves(device):
+            return None
+        store = open_store(settings)
+        if self.tunes:
+            in_a_thread(functools.partial(attention_times.measure, attention, device, settings.timing, store))
+        return attention_times.decide(attention, device, settings.timing, store)
 
     def token(self) -> object:
         """Return the settings, the machine with its GPUs, a digest of the store, and ``tunes``.

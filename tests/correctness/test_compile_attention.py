@@ -1,0 +1,282 @@
+"""Attention of one query in compiled graphs: what is replaced, and its numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compiled_graphs import FixedPolicy
+from processes import Run
+from torch import fx
+
+from gemmtune import settings
+from gemmtune.choice import Status
+from gemmtune.device import detect
+from gemmtune.integration.compile import attention_times
+from gemmtune.integration.compile.attention import Attention, Config, attention_of
+from gemmtune.integration.compile.planned_attention import OPERATOR, composition
+from gemmtune.integration.compile.report import Taken
+from gemmtune.integration.compile.rewriting import RewriteProducts
+from gemmtune.integration.compile.store_policy import StorePolicy
+from gemmtune.passes import load
+from gemmtune.store.key import fingerprint_text
+from gemmtune.store.row import Row
+from gemmtune.store.store import Store, open_store
+from gemmtune.timing.contenders import CpuContender
+
+Tensor = torch.Tensor
+
+MASKS = ("none", "causal", "all masked", "heads")
+CASES = [
+    (heads, group, keys, width, mask)
+    for (heads, group, keys, width), mask in itertools.product([(8, 4, 96, 64), (3, 1, 70, 80), (6, 6, 33, 16)], MASKS)
+]
+"""Query heads, those that share a head of the keys, keys, width of a head, mask."""
+
+
+def operands(case: tuple[int, int, int, int, str], device: str = "cpu", dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Return query, keys, values and bias. The query is a transposed view, and the cache is longer than its keys."""
+    heads, group, keys, width, mask = case
+    generator = torch.Generator().manual_seed(keys)
+    q = torch.randn((2, 1, heads, width), generator=generator).transpose(1, 2)
+    k, v = (torch.randn((2, heads // group, keys + 5, width), generator=generator)[:, :, :keys] for _ in "kv")
+    bias = torch.zeros(2, 1, 1, keys)
+    if mask == "causal":
+        bias[..., keys // 2 :] = float("-inf")
+    elif mask == "all masked":
+        bias[0] = float("-inf")
+    elif mask == "heads":
+        bias = torch.randn((1, heads, 1, keys), generator=generator)
+    found = [q, k, v] if mask == "none" else [q, k, v, bias]
+    return [x.to(device, dtype) for x in found]
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the attention in float64. A query whose keys are all masked has the result 0."""
+    k, v = (x.double().repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    found = F.scaled_dot_product_attention(q.double(), k, v, attn_mask=None if bias is None else bias.double())
+    masked = torch.zeros((), dtype=torch.bool, device=q.device) if bias is None else bias.isneginf().all(-1, keepdim=True)
+    return torch.where(masked, 0.0, found)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_composition_is_attention(case: tuple[int, int, int, int, str]) -> None:
+    given = operands(case)
+    torch.testing.assert_close(composition(*given, scale=case[3] ** -0.5).double(), exact(*given), atol=1e-5, rtol=1e-5)
+
+
+def wrong_by_the_kernels() -> list[object]:
+    """Return the cases whose error is not of rounding alone. Runs where Triton interprets."""
+    from gemmtune.passes.attention import attend
+
+    wrong: list[object] = []
+    with mock.patch.object(torch.cuda, "device", return_value=contextlib.nullcontext()):
+        for case, (splits, block) in itertools.product(CASES, [(1, 32), (4, 16), (3, 64)]):
+            q, k, v, bias = (*operands(case), None)[:4]
+            out = torch.full((*q.shape,), float("nan"))
+            attend(q, k, v, bias, out, scale=case[3] ** -0.5, splits=splits, block=block, warps=4)
+            error = float((out.double() - exact(*operands(case))).abs().max())
+            wrong += [] if error < 1e-5 else [(case, splits, block, error)]
+    return wrong
+
+
+def test_the_kernels_are_attention(interpreted: Run) -> None:
+    assert interpreted(wrong_by_the_kernels) == []
+
+
+class Watching(RewriteProducts):
+    """The pass, which keeps the targets of the rewritten graph."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        super().__call__(graph)
+        self.targets = [node.target for node in graph.nodes]
+
+    def uuid(self) -> None:
+        """Return no key, so that Inductor's cache keeps no graph."""
+
+
+def step(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **how: Any) -> Tensor:
+    """Return what a model of transformers computes: repeated heads, attention, heads side by side."""
+    group = q.shape[1] // k.shape[1]
+    batch, heads, keys, width = k.shape
+    dim = how.pop("dim", 2)
+    if group > 1 and dim == 2:
+        k, v = (x[:, :, None].expand(batch, heads, group, keys, width).reshape(batch, heads * group, keys, width) for x in (k, v))
+    elif group > 1:  # another order of the heads
+        k, v = (x.repeat(1, group, 1, 1) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **how).transpose(1, 2).reshape(batch, q.shape[2], -1)
+
+
+def compiled(*given: Tensor, policy: Any = None, **how: Any) -> tuple[Tensor, Watching]:
+    watching = Watching(policy or FixedPolicy("alone"))
+    with torch.no_grad():
+        chosen = torch.compile(step, fullgraph=True, dynamic=False, options={"post_grad_custom_post_pass": watching})
+        return chosen(*given, **how), watching
+
+
+@pytest.mark.turn(0, 2)
+def test_a_graph_runs_ours_without_repeating_heads() -> None:
+    q, k, v, bias = operands((8, 4, 96, 64, "causal"))
+    got, watching = compiled(q, k, v, bias)
+    assert OPERATOR in watching.targets
+    assert torch.ops.aten.expand.default not in watching.targets
+    torch.testing.assert_close(got.double(), exact(q, k, v, bias).transpose(1, 2).flatten(2), atol=1e-5, rtol=1e-5)
+
+
+def found_in(*given: Tensor, **how: Any) -> list[Attention]:
+    """Return the attention that is found in a graph of ``step``."""
+    graphs: list[fx.Graph] = []
+
+    class Finding(Watching):
+        def __call__(self, graph: fx.Graph) -> None:
+            graphs.append(graph)
+
+    with torch.no_grad():
+        options = {"post_grad_custom_post_pass": Finding(FixedPolicy(""))}
+        torch.compile(step, fullgraph=True, dynamic=False, options=options)(*given, **how)
+    return [x for graph in graphs for x in attention_of(graph.nodes)]
+
+
+@pytest.mark.turn(1, 2)
+def test_what_is_found_and_what_stays_torchs() -> None:
+    q, k, v, bias = operands((8, 4, 96, 64, "causal"))
+    (found,) = found_in(q, k, v, bias)
+    assert str(found) == "attention 2x8x1x64 float32 over 96 keys of 2 heads"
+    assert [tuple(x.shape) for x in found.values] == [(2, 8, 1, 64), (2, 2, 96, 64), (2, 2, 96, 64), (2, 1, 1, 96)]
+    (found,) = found_in(q, k, v, scale=2.0)
+    assert (len(found.tensors), found.scale) == (3, 2.0)
+    (found,) = found_in(q, k, v, bias, dim=1)  # heads that are repeated in another order are read as they are
+    assert found.values[1].shape == (2, 8, 96, 64)
+    assert found_in(torch.cat([q, q], 2), k, v, bias) == []
+    assert found_in(q, k, v, is_causal=True) == []
+
+
+def attention(batch: int = 1, heads: int = 8, keys: int = 96) -> Attention:
+    """Return attention that no graph computes, with four query heads for a head of the keys."""
+    node = fx.Graph().call_function(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default)
+    tensors = []
+    for size in ((batch, 4 * heads, 1, 64), (batch, heads, keys, 64), (batch, heads, keys, 64)):
+        tensors.append(node.graph.placeholder("x"))
+        tensors[-1].meta["val"] = torch.empty(size)
+    node.args = tuple(tensors)
+    return Attention(node=node, tensors=tuple(tensors), scale=1.0)
+
+
+def test_the_configs_fill_a_gpu() -> None:
+    def splits(*sizes: int) -> set[int]:
+        return {config.splits for config in attention(*sizes).configs(mock.Mock(sm_count=132))}
+
+    assert splits(1, 8, 4096) == {8, 16, 32}
+    assert max(splits(1, 1, 100)) == 4  # no part of the keys is empty
+    assert splits(64, 32, 512) == {1}
+
+
+@pytest.mark.parametrize(
+    ("times", "taken", "reason"),
+    [
+        ({}, "", "not tuned"),
+        ({"torch": 10.0}, "", "no kernel of ours ran"),
+        ({"torch": 10.0, "ours": 9.9}, "", "torch's own is as fast"),
+        ({"torch": 10.0, "another version's": 1.0}, "", "no kernel of ours ran"),
+        ({"torch": 10.0, "ours": 5.0}, "alone", "faster than torch's own"),
+    ],
+    ids=str,
+)
+def test_the_stored_times_decide(times: dict[str, float], taken: Taken, reason: str) -> None:
+    device, store, asked = detect("cpu"), Store(), attention()
+    name = str(asked.configs(device)[-1])
+    common: Any = {"key": asked.key, "fingerprint": fingerprint_text(device, "graph"), "backend": "attention", "status": Status.OK}
+    names = {given: name if given == "ours" else given for given in times}
+    store.put(Row(name=names[x], content_hash=names[x], time_us=time_us, **common) for x, time_us in times.items())
+    decision = attention_times.decide(asked, device, "graph", store)
+    assert (decision.taken, decision.reason.partition(",")[0]) == (taken, reason)
+    assert str(decision.config) == (name if taken else "None")
+
+
+def test_a_tuned_graph_has_verified_and_timed_configs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tune on a CPU, as if it had streams and graphs of calls. One config is wrong, and one does not fit."""
+    pytest.importorskip("triton", reason="the kernels' module is loaded")
+    monkeypatch.setattr(attention_times, "serves", lambda device: True)
+    monkeypatch.setattr(attention_times, "GraphContender", lambda calls, stream, sample_us: CpuContender(calls))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(Attention, "configs", lambda self, device: [Config(splits=x, block=64, warps=4) for x in (1, 2, 3)])
+    right = attention_times._Operands.error_over_bound
+
+    def error_over_bound(self: Any, config: Config) -> float:
+        if config.splits == 2:
+            raise load("attention").OutOfResources(300_000, 200_000, "shared memory")
+        return right(self, config) if config.splits == 1 else float("nan")
+
+    monkeypatch.setattr(attention_times._Operands, "error_over_bound", error_over_bound)
+    given = operands((8, 4, 96, 64, "causal"))
+    compiled(*given, policy=StorePolicy(tunes=True))
+    rows = {row.name: row for row in open_store(settings.current()).every_row() if row.backend == attention_times.BACKEND_NAME}
+    assert {name: row.status for name, row in rows.items()} == {
+        "torch": Status.OK,
+        "attend_s1_b64_w4": Status.OK,
+        "attend_s2_b64_w4": Status.OUT_OF_RESOURCES,
+        "attend_s3_b64_w4": Status.WRONG_RESULT,
+    }
+    assert "got an error of nan bounds" in rows["attend_s3_b64_w4"].reason
+    assert "shared memory" in rows["attend_s2_b64_w4"].reason
+
+
+def test_a_cpu_and_a_batch_invariant_model_keep_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert StorePolicy().decide_attention(attention()) is None
+    monkeypatch.setattr(attention_times, "serves", lambda device: True)
+    decision = StorePolicy().decide_attention(attention())
+    assert decision is not None
+    assert decision.reason == "not tuned"
+    for changed in ({"batch_invariant": True}, {"disable": True}):
+        with settings.patch(**changed):
+            assert StorePolicy().decide_attention(attention()) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_kernels_are_attention_on_a_gpu(dtype: torch.dtype) -> None:
+    for case in [*CASES, (16, 2, 512, 256, "causal"), (64, 64, 300, 128, "heads"), (32, 4, 512, 128, "none")]:
+        given = operands(case, "cuda", dtype)
+        bound = attention_times.BOUND * torch.finfo(dtype).eps * float(given[2].abs().max())
+        for splits, block, warps in ((1, 32, 4), (3, 64, 8), (16, 16, 2)):
+            got = OPERATOR(given, scale=case[3] ** -0.5, splits=splits, block=block, warps=warps)
+            assert float((got.double() - exact(*given)).abs().max()) <= bound, (case, splits, block)
+
+
+@pytest.mark.gpu
+def test_a_tuned_graph_runs_the_fastest_correct_config_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = operands((32, 4, 512, 128, "causal"), "cuda", torch.bfloat16)
+    right = attention_times._Operands.error_over_bound
+    monkeypatch.setattr(  # some configs are wrong
+        attention_times._Operands, "error_over_bound", lambda self, config: right(self, config) + 2 * (config.block == 32)
+    )
+    got, watching = compiled(*given, policy=StorePolicy(tunes=True))
+    torch.testing.assert_close(got.double(), exact(*given).transpose(1, 2).flatten(2), atol=2e-2, rtol=2e-2)
+    assert OPERATOR in watching.targets
+    rows = [row for row in open_store(settings.current()).every_row() if row.backend == attention_times.BACKEND_NAME]
+    statuses = {row.name: row.status for row in rows if row.name != attention_times.TORCH}
+    assert {status for name, status in statuses.items() if "_b32_" in name} == {Status.WRONG_RESULT}
+    assert {status for name, status in statuses.items() if "_b64_" in name} == {Status.OK}
+    again, stored = compiled(*given, policy=StorePolicy())
+    assert OPERATOR in stored.targets
+    assert torch.equal(got, again)
+
+
+@pytest.mark.gpu
+def test_a_captured_graph_runs_ours_on_a_gpu() -> None:
+    given = operands((32, 4, 512, 128, "causal"), "cuda", torch.bfloat16)
+    with torch.no_grad():
+        chosen = torch.compile(step, dynamic=False, options={"post_grad_custom_post_pass": Watching(FixedPolicy("alone"))})
+        expected = chosen(*given)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = chosen(*given)
+    got.zero_()
+    graph.replay()
+    assert torch.equal(got, expected)
