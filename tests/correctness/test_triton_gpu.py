@@ -66,8 +66,12 @@ def _check(problem: Problem, search: str = "quick", *, every: int = 1) -> None:
         for _ in range(2):
             operands.out.fill_(torch.nan)
             _run(kernel, operands)
-            error = ((operands.out.double() - value).abs() / allowed).max()
-            assert float(error) <= 1, f"{choice.name} for {problem}: error {float(error):.3g} of what is allowed"
+            try:
+                error = float(((operands.out.double() - value).abs() / allowed).max())
+            except RuntimeError as fault:  # such as an illegal access, which would otherwise name no kernel
+                fault.add_note(f"{choice.name} for {problem}")
+                raise
+            assert error <= 1, f"{choice.name} for {problem}: error {error:.3g} of what is allowed"
 
 
 SHAPES = [(256, 512, 384), (129, 257, 65), (1, 1024, 2048), (17, 8, 4096)]
