@@ -19,6 +19,7 @@ from torch._inductor import config as inductor_config
 from gemmtune import settings
 from gemmtune.choice import Status
 from gemmtune.device import detect
+from gemmtune.errors import InvalidProblemError
 from gemmtune.integration.compile import attention_times
 from gemmtune.integration.compile.attention import Attention, Config, attention_of
 from gemmtune.integration.compile.planned_attention import OPERATOR, composition
@@ -173,6 +174,8 @@ def test_a_graph_for_any_number_of_keys_runs_ours() -> None:
             torch.testing.assert_close(got.double(), expected.transpose(1, 2).flatten(2), atol=1e-5, rtol=1e-5)
     assert OPERATOR in watching.targets
     assert torch.ops.aten.expand.default not in watching.targets
+    with pytest.raises(InvalidProblemError, match="expected equal shapes"):
+        OPERATOR([q, k, v[:, :, :-1], bias], scale=1.0, splits=1, block=64, warps=4)
 
 
 def attention(batch: int = 1, heads: int = 8, keys: int = 96, group: int = 4) -> Attention:

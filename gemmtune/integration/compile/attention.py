@@ -129,7 +129,10 @@ def _is_served(values: list[torch.Tensor]) -> bool:
         return False
     (batch, heads, queries, width), (_, key_heads, keys, _) = q.shape, k.shape
     fits = queries == 1 and width <= MOST_WIDTH and key_heads > 0 and heads % key_heads == 0 and heads // key_heads <= MOST_GROUP
-    same = all(same_shape(x, (batch, key_heads, keys, width)) for x in (k, v)) and q.dtype == k.dtype == v.dtype
+    # Dynamic numbers of keys may have two names. The kernels' function refuses unequal ones, as torch's operator does.
+    length = keys if isinstance(keys, int) else v.shape[2]
+    same = same_shape(k, (batch, key_heads, keys, width)) and same_shape(v, (batch, key_heads, length, width))
+    same = same and q.dtype == k.dtype == v.dtype
     rows = all(statically_known_true(x.stride(-1) == 1) for x in (q, k, v))
     some = batch > 0 and statically_known_true(keys > 0)
     return fits and same and rows and some and (q.device.type == "cpu" or q.dtype in (torch.float16, torch.bfloat16))
