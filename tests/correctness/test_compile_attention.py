@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -13,10 +14,12 @@ import torch.nn.functional as F
 from compiled_graphs import FixedPolicy
 from processes import Run
 from torch import fx
+from torch._inductor import config as inductor_config
 
 from gemmtune import settings
 from gemmtune.choice import Status
 from gemmtune.device import detect
+from gemmtune.errors import InvalidProblemError
 from gemmtune.integration.compile import attention_times
 from gemmtune.integration.compile.attention import Attention, Config, attention_of
 from gemmtune.integration.compile.planned_attention import OPERATOR, composition
@@ -156,11 +159,30 @@ def test_what_is_found_and_what_stays_torchs() -> None:
     assert found_in(q, k, v, is_causal=True) == []
 
 
-def attention(batch: int = 1, heads: int = 8, keys: int = 96) -> Attention:
-    """Return attention that no graph computes, with four query heads for a head of the keys."""
+@pytest.mark.turn(0, 2)
+def test_a_graph_for_any_number_of_keys_runs_ours() -> None:
+    given = operands((8, 4, 96, 64, "causal"))
+    q, k, v, bias = given
+    for x, dim in ((k, 2), (v, 2), (bias, 3)):
+        torch._dynamo.mark_dynamic(x, dim)
+    watching = Watching(FixedPolicy("alone"))
+    with torch.no_grad():
+        chosen = torch.compile(step, fullgraph=True, options={"post_grad_custom_post_pass": watching})
+        for keys in (96, 40):
+            got = chosen(q, k[:, :, :keys], v[:, :, :keys], bias[..., :keys])
+            expected = exact(q, k[:, :, :keys], v[:, :, :keys], bias[..., :keys])
+            torch.testing.assert_close(got.double(), expected.transpose(1, 2).flatten(2), atol=1e-5, rtol=1e-5)
+    assert OPERATOR in watching.targets
+    assert torch.ops.aten.expand.default not in watching.targets
+    with pytest.raises(InvalidProblemError, match="expected equal shapes"):
+        OPERATOR([q, k, v[:, :, :-1], bias], scale=1.0, splits=1, block=64, warps=4)
+
+
+def attention(batch: int = 1, heads: int = 8, keys: int = 96, group: int = 4) -> Attention:
+    """Return attention that no graph computes, with ``group`` query heads for a head of the keys."""
     node = fx.Graph().call_function(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default)
     tensors = []
-    for size in ((batch, 4 * heads, 1, 64), (batch, heads, keys, 64), (batch, heads, keys, 64)):
+    for size in ((batch, group * heads, 1, 64), (batch, heads, keys, 64), (batch, heads, keys, 64)):
         tensors.append(node.graph.placeholder("x"))
         tensors[-1].meta["val"] = torch.empty(size)
     node.args = tuple(tensors)
@@ -193,18 +215,25 @@ def test_the_stored_times_decide(times: dict[str, float], taken: Taken, reason: 
     common: Any = {"key": asked.key, "fingerprint": fingerprint_text(device, "graph"), "backend": "attention", "status": Status.OK}
     names = {given: name if given == "ours" else given for given in times}
     store.put(Row(name=names[x], content_hash=names[x], time_us=time_us, **common) for x, time_us in times.items())
-    decision = attention_times.decide(asked, device, "graph", store)
+    decision = attention_times.decide(asked, device, "graph", store, by_rule=False)
     assert (decision.taken, decision.reason.partition(",")[0]) == (taken, reason)
     assert str(decision.config) == (name if taken else "None")
 
 
-def test_a_tuned_graph_has_verified_and_timed_configs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tune on a CPU, as if it had streams and graphs of calls. One config is wrong, and one does not fit."""
+@pytest.fixture
+def gpu_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Let a CPU serve, as if it had streams and graphs of calls."""
     pytest.importorskip("triton", reason="the kernels' module is loaded")
     monkeypatch.setattr(attention_times, "serves", lambda device: True)
     monkeypatch.setattr(attention_times, "GraphContender", lambda calls, stream, sample_us: CpuContender(calls))
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    return monkeypatch
+
+
+def test_a_tuned_graph_has_verified_and_timed_configs(gpu_on_a_cpu: pytest.MonkeyPatch) -> None:
+    """Tune on a CPU. One config is wrong, and one does not fit."""
+    monkeypatch = gpu_on_a_cpu
     monkeypatch.setattr(Attention, "configs", lambda self, device: [Config(splits=x, block=64, warps=4) for x in (1, 2, 3)])
     right = attention_times._Operands.error_over_bound
 
@@ -225,6 +254,26 @@ def test_a_tuned_graph_has_verified_and_timed_configs(monkeypatch: pytest.Monkey
     }
     assert "got an error of nan bounds" in rows["attend_s3_b64_w4"].reason
     assert "shared memory" in rows["attend_s2_b64_w4"].reason
+
+
+@pytest.mark.parametrize(("graphs", "group", "ratio"), [(True, 4, 0.5), (True, 1, 0.5), (False, 4, 0.5), (True, 4, 2.0)], ids=str)
+def test_shared_heads_run_ours_by_rule(
+    graphs: bool, group: int, ratio: float, gpu_on_a_cpu: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpu_on_a_cpu.setattr(attention_times, "_verified_configs", {})
+    gpu_on_a_cpu.setattr(attention_times._Operands, "error_over_bound", lambda self, config: ratio)
+    asked = attention(group=group)
+    with settings.patch(store_path=tmp_path / "store.sqlite"), inductor_config.patch({"triton.cudagraphs": graphs}):
+        decision = StorePolicy().decide_attention(asked)
+        tuned = StorePolicy(tunes=True).decide_attention(asked)
+    assert decision is not None
+    taken = graphs and group > 1 and ratio <= 1
+    assert (decision.taken, decision.reason.rpartition(": ")[2]) == (
+        ("alone", "by rule, verified here, not measured") if taken else ("", "not tuned")
+    )
+    assert decision.config == (asked.configs(detect("cpu"))[0] if taken else None)
+    assert tuned is not None
+    assert dict(tuned.times_us)["torch"] > 0, "times replace the rule"
 
 
 def test_a_cpu_and_a_batch_invariant_model_keep_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,3 +329,17 @@ def test_a_captured_graph_runs_ours_on_a_gpu() -> None:
     got.zero_()
     graph.replay()
     assert torch.equal(got, expected)
+
+
+@pytest.mark.gpu
+def test_an_untuned_captured_graph_runs_ours_by_rule_on_a_gpu() -> None:
+    q, k, v, bias = operands((32, 4, 512, 128, "causal"), "cuda", torch.bfloat16)
+    watching = Watching(StorePolicy())
+    options = {"post_grad_custom_post_pass": watching, "triton.cudagraphs": True}
+    with torch.no_grad():
+        chosen = torch.compile(step, fullgraph=True, dynamic=True, options=options)
+        for keys in (512, 200):
+            given = (q, k[:, :, :keys], v[:, :, :keys], bias[..., :keys])
+            got = chosen(*given).clone()
+            torch.testing.assert_close(got.double(), exact(*given).transpose(1, 2).flatten(2), atol=2e-2, rtol=2e-2)
+    assert OPERATOR in watching.targets

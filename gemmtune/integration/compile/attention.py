@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...device import DeviceInfo
 from ...store.key import canonical
@@ -28,6 +29,8 @@ OPERATORS = (
 MOST_WIDTH, MOST_GROUP = 256, 64
 """Maximum elements of a head, and query heads of a head of the keys, whose tiles fit into shared memory and registers."""
 MOST_SPLITS = 64
+DYNAMIC_KEYS = 8192
+"""Keys that the parts are for if the graph serves any number of them. Parts without keys cost little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,20 +59,31 @@ class Attention:
         return [x.meta["val"] for x in self.tensors]
 
     @property
+    def dynamic(self) -> bool:
+        """True if the graph serves any number of keys."""
+        return not isinstance(self.values[1].shape[2], int)
+
+    @property
+    def shares_heads(self) -> bool:
+        """True if several query heads share a head of the keys, so that torch's operator reads copies of it."""
+        return self.values[0].shape[1] > self.values[1].shape[1]
+
+    @property
     def key(self) -> str:
         """The key in the store: torch's operator, and the layouts of what it and what ours would read."""
         read = [x.meta["val"] for x in (*self.node.all_input_nodes, *self.tensors)]
-        layouts = [[str(x.dtype), list(x.shape), list(x.stride())] for x in read]
-        return canonical({"attention": str(self.node.target), "layouts": layouts})
+        layouts = [[str(x.dtype), example_numbers(x.shape), example_numbers(x.stride())] for x in read]
+        return canonical({"attention": str(self.node.target), "layouts": layouts} | ({"keys": "any"} if self.dynamic else {}))
 
     def __str__(self) -> str:
         (batch, heads, _, width), (_, key_heads, keys, _) = (x.shape for x in self.values[:2])
         dtype = str(self.values[0].dtype).removeprefix("torch.")
-        return f"attention {batch}x{heads}x1x{width} {dtype} over {keys} keys of {key_heads} heads"
+        return f"attention {batch}x{heads}x1x{width} {dtype} over {'any' if self.dynamic else keys} keys of {key_heads} heads"
 
     def configs(self, device: DeviceInfo) -> list[Config]:
         """Return the configs to compare. They fill the multiprocessors about half, once and twice."""
         (batch, key_heads, keys, _) = self.values[1].shape
+        keys = DYNAMIC_KEYS if self.dynamic else keys
         found: dict[Config, None] = {}
         for block, warps, fill in ((64, 4, 1.0), (64, 4, 0.5), (64, 4, 2.0), (32, 4, 1.0), (64, 8, 1.0), (64, 8, 0.5)):
             wanted = max(1, round(fill * (device.sm_count or 1) / (batch * key_heads)))
@@ -109,14 +123,30 @@ def attention_of(nodes: Iterable[fx.Node]) -> Iterator[Attention]:
 
 
 def _is_served(values: list[torch.Tensor]) -> bool:
+    """Return True for operands of the kernels. Only the number of keys, and strides along other dimensions, may be dynamic."""
     q, k, v = values[:3]
-    if any(x.dim() != 4 or not all(isinstance(n, int) for n in (*x.shape, *x.stride())) for x in values):
+    if any(x.dim() != 4 for x in values) or not all(isinstance(n, int) for n in (*q.shape, k.shape[1])):
         return False
     (batch, heads, queries, width), (_, key_heads, keys, _) = q.shape, k.shape
     fits = queries == 1 and width <= MOST_WIDTH and key_heads > 0 and heads % key_heads == 0 and heads // key_heads <= MOST_GROUP
-    same = k.shape == v.shape == (batch, key_heads, keys, width) and q.dtype == k.dtype == v.dtype
-    rows = all(x.stride(-1) == 1 for x in (q, k, v))
-    return fits and same and rows and batch * keys > 0 and (q.device.type == "cpu" or q.dtype in (torch.float16, torch.bfloat16))
+    # Dynamic numbers of keys may have two names. The kernels' function refuses unequal ones, as torch's operator does.
+    length = keys if isinstance(keys, int) else v.shape[2]
+    same = same_shape(k, (batch, key_heads, keys, width)) and same_shape(v, (batch, key_heads, length, width))
+    same = same and q.dtype == k.dtype == v.dtype
+    rows = all(statically_known_true(x.stride(-1) == 1) for x in (q, k, v))
+    some = batch > 0 and statically_known_true(keys > 0)
+    return fits and same and rows and some and (q.device.type == "cpu" or q.dtype in (torch.float16, torch.bfloat16))
+
+
+def same_shape(value: torch.Tensor, size: Iterable[int | torch.SymInt]) -> bool:
+    """Return True if the shape is ``size`` for all dynamic numbers. No guard is added."""
+    size = tuple(size)
+    return value.dim() == len(size) and all(statically_known_true(x == y) for x, y in zip(value.shape, size, strict=True))
+
+
+def example_numbers(sizes: Iterable[int | torch.SymInt]) -> list[int]:
+    """Return sizes or strides, with the numbers of the compiled example in place of dynamic ones."""
+    return [n if isinstance(n, int) else int(n.node.hint) for n in sizes]
 
 
 def _unrepeated(node: fx.Node) -> fx.Node:
@@ -129,9 +159,10 @@ def _unrepeated(node: fx.Node) -> fx.Node:
     if inserted.target is not aten.unsqueeze.default or inserted.args[1] not in (2, -3):
         return node
     (batch, heads, keys, width), source = node.meta["val"].shape, inserted.args[0]
-    *before, group, _, _ = copied.meta["val"].shape
-    same = source.meta["val"].shape == (*before, keys, width) and [*before] == [batch, heads // group] and heads % group == 0
-    return source if same else node
+    *_, group, _, _ = copied.meta["val"].shape
+    if not all(isinstance(n, int) for n in (heads, group)) or heads % group:
+        return node
+    return source if same_shape(source.meta["val"], (batch, heads // group, keys, width)) else node
 
 
 def _unexpanded(bias: fx.Node) -> fx.Node:

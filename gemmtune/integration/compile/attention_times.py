@@ -1,9 +1,9 @@
-"""Decisions on attention of one query, by times of torch's operator and of our kernels in the store."""
+"""Decisions on attention of one query, by times of torch's operator and of our kernels in the store, or by a rule."""
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -15,10 +15,11 @@ from ...store.key import fingerprint_text, now
 from ...store.store import Row, Store
 from ...timing.contenders import GraphContender
 from ...timing.rounds import play, tie
-from .attention import Attention, Config
+from .attention import Attention, Config, example_numbers
 from .planned_attention import OPERATOR, composition
 from .report import Decision
 
+T = TypeVar("T")
 BACKEND_NAME = "attention"
 LEAST_CAPABILITY = 80
 TORCH = "torch"
@@ -37,13 +38,15 @@ class AttentionDecision(Decision):
     config: Config | None = None
 
 
-def decide(attention: Attention, device: DeviceInfo, timing: str, store: Store) -> AttentionDecision:
-    """Return the fastest config if it beats torch's operator by more than a tie."""
+def decide(attention: Attention, device: DeviceInfo, timing: str, store: Store, *, by_rule: bool) -> AttentionDecision:
+    """Return the fastest config if it beats torch's operator by more than a tie. Without times the rule decides, if it applies."""
     rows = store.rows(attention.key, fingerprint_text(device, timing)).values()
     times = {row.name: row.time_us for row in rows if row.time_us is not None}
     torch_us = times.pop(TORCH, None)
     if torch_us is None:
-        return AttentionDecision(taken="", reason="not tuned")
+        config = _verified(attention, device) if by_rule else None
+        reason = "heads share keys: by rule, verified here, not measured" if config else "not tuned"
+        return AttentionDecision(taken="alone" if config else "", reason=reason, config=config)
     configs = {str(config): config for config in attention.configs(device)}
     ours = min((name for name in times if name in configs), key=times.__getitem__, default=None)
     if ours is None:
@@ -68,7 +71,7 @@ def measure(attention: Attention, device: DeviceInfo, timing: str, store: Store)
     common: dict[str, Any] = {"key": key, "fingerprint": fingerprint, "backend": BACKEND_NAME, "measured_at": now()}
     failures: dict[str, tuple[Status, str]] = {}
     try:
-        times = _times(attention, device, failures)
+        times = _on_a_stream(device, attention, lambda first, stream: _times(device, first, stream, failures))
     except torch.OutOfMemoryError as error:
         times, failures = {}, {TORCH: (Status.OUT_OF_RESOURCES, str(error))}
     rows = [Row(name=x, content_hash=x, status=status, reason=why, **common) for x, (status, why) in failures.items()]
@@ -76,26 +79,42 @@ def measure(attention: Attention, device: DeviceInfo, timing: str, store: Store)
     store.put(rows)
 
 
-def _times(attention: Attention, device: DeviceInfo, failures: dict[str, tuple[Status, str]]) -> dict[str, float]:
-    """Return the times of torch's operator and of the correct configs, and add the others to ``failures``."""
-    errors = load("attention").OutOfResources
+_verified_configs: dict[tuple[str, DeviceInfo], Config | None] = {}
+
+
+def _verified(attention: Attention, device: DeviceInfo) -> Config | None:
+    """Return the first config if it is correct here. Each process verifies it once. Nothing is timed."""
+    key, config = (attention.key, device), attention.configs(device)[0]
+    if key not in _verified_configs:
+        try:
+            status, _ = _on_a_stream(device, attention, lambda first, _: first.outcome(config))
+        except torch.OutOfMemoryError:
+            return None
+        _verified_configs[key] = config if status is Status.OK else None
+    return _verified_configs[key]
+
+
+def _on_a_stream(device: DeviceInfo, attention: Attention, work: Callable[["_Operands", torch.cuda.Stream], T]) -> T:
     stream = torch.cuda.Stream(device.torch_device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream), torch.no_grad():
-        first = _Operands.of(attention)
-        operands = [first, *(_Operands.of(attention) for _ in range(min(MOST_SETS, BYTES // first.nbytes) - 1))]
-        calls: dict[str, list[Callable[[], object]]] = {TORCH: [x.torchs for x in operands]}
-        for config in attention.configs(device):
-            try:
-                ratio = first.error_over_bound(config)
-            except errors as error:
-                failures[str(config)] = (Status.OUT_OF_RESOURCES, str(error))
-                continue
-            if ratio <= 1:  # false for NaN
-                calls[str(config)] = [functools.partial(x.ours, config) for x in operands]
-            else:
-                failures[str(config)] = (Status.WRONG_RESULT, f"got an error of {ratio:.3g} bounds, expected 1 or less")
-        contenders = {name: GraphContender(found, stream, sample_us=SAMPLE_US) for name, found in calls.items()}
-        return {name: ranked.time_us for name, ranked in play(contenders, budget_s=BUDGET_S, keep=(TORCH,)).items()}
+        return work(_Operands.of(attention), stream)
+
+
+def _times(
+    device: DeviceInfo, first: "_Operands", stream: torch.cuda.Stream, failures: dict[str, tuple[Status, str]]
+) -> dict[str, float]:
+    """Return the times of torch's operator and of the correct configs, and add the others to ``failures``."""
+    attention = first.attention
+    operands = [first, *(_Operands.of(attention) for _ in range(min(MOST_SETS, BYTES // first.nbytes) - 1))]
+    calls: dict[str, list[Callable[[], object]]] = {TORCH: [x.torchs for x in operands]}
+    for config in attention.configs(device):
+        status, why = first.outcome(config)
+        if status is Status.OK:
+            calls[str(config)] = [functools.partial(x.ours, config) for x in operands]
+        else:
+            failures[str(config)] = status, why
+    contenders = {name: GraphContender(found, stream, sample_us=SAMPLE_US) for name, found in calls.items()}
+    return {name: ranked.time_us for name, ranked in play(contenders, budget_s=BUDGET_S, keep=(TORCH,)).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +139,16 @@ class _Operands:
         """Bytes that ours reads."""
         return sum(x.nbytes for x in self.tensors)
 
+    def outcome(self, config: Config) -> tuple[Status, str]:
+        """Return whether our result is correct, and if not, why."""
+        try:
+            ratio = self.error_over_bound(config)
+        except load("attention").OutOfResources as error:
+            return Status.OUT_OF_RESOURCES, str(error)
+        if ratio <= 1:  # false for NaN
+            return Status.OK, ""
+        return Status.WRONG_RESULT, f"got an error of {ratio:.3g} bounds, expected 1 or less"
+
     def ours(self, config: Config) -> torch.Tensor:
         """Return our result."""
         numbers = {"splits": config.splits, "block": config.block, "warps": config.warps}
@@ -134,5 +163,6 @@ class _Operands:
 
 def _example(value: torch.Tensor) -> torch.Tensor:
     """Return random numbers in the layout of a tensor of the graph."""
-    span = 1 + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
-    return torch.randn(span, dtype=value.dtype, device=value.device).as_strided(value.shape, value.stride())
+    size, stride = example_numbers(value.shape), example_numbers(value.stride())
+    span = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    return torch.randn(span, dtype=value.dtype, device=value.device).as_strided(size, stride)

@@ -5,6 +5,7 @@ This module does not import Inductor, because a graph may run without it.
 
 import torch
 
+from ...errors import InvalidProblemError
 from ...passes import load
 from .planned import LIBRARY
 
@@ -16,7 +17,14 @@ OPERATOR = torch.ops.gemmtune.attend.default
 
 
 def run_attention(*tensors: Tensor, out: Tensor, scale: float, splits: int, block: int, warps: int) -> None:
-    """Write the attention into ``out``, by ``passes.attention`` on a GPU."""
+    """Write the attention into ``out``, by ``passes.attention`` on a GPU.
+
+    Raises InvalidProblemError if keys and values differ in shape, which a graph with dynamic shapes cannot rule out.
+    """
+    if tensors[1].shape != tensors[2].shape:
+        raise InvalidProblemError(
+            f"attention: got keys of {list(tensors[1].shape)}, values of {list(tensors[2].shape)}; expected equal shapes"
+        )
     if out.is_cuda:
         q, k, v, bias = (*tensors, None)[:4]
         load("attention").attend(q, k, v, bias, out, scale=scale, splits=splits, block=block, warps=warps)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch._inductor import config as inductor_config
 
 from ... import settings as settings_module
 from ...device import detect
@@ -65,14 +66,19 @@ class StorePolicy:
         return decision
 
     def decide_attention(self, attention: Attention) -> AttentionDecision | None:
-        """Return the measured decision. With ``batch_invariant`` torch's stays: the batch decides how ours splits the keys."""
+        """Return the measured decision. With ``batch_invariant`` torch's stays: the batch decides how ours splits the keys.
+
+        Without times, ours runs after a verification where heads share keys and Inductor makes a CUDA graph, in which a second
+        launch costs the host nothing.
+        """
         settings, device = settings_module.current(), detect(attention.values[0].device)
         if settings.disable or settings.batch_invariant or not attention_times.serves(device):
             return None
         store = open_store(settings)
         if self.tunes:
             in_a_thread(functools.partial(attention_times.measure, attention, device, settings.timing, store))
-        return attention_times.decide(attention, device, settings.timing, store)
+        by_rule = attention.shares_heads and inductor_config.triton.cudagraphs
+        return in_a_thread(functools.partial(attention_times.decide, attention, device, settings.timing, store, by_rule=by_rule))
 
     def token(self) -> object:
         """Return the settings, the machine with its GPUs, a digest of the store, and ``tunes``.
