@@ -176,6 +176,12 @@ def test_a_graph_for_any_number_of_keys_runs_ours() -> None:
     assert torch.ops.aten.expand.default not in watching.targets
     with pytest.raises(InvalidProblemError, match="expected equal shapes"):
         OPERATOR([q, k, v[:, :, :-1], bias], scale=1.0, splits=1, block=64, warps=4)
+    # Where heads are dynamic too, torch's operator stays.
+    torch._dynamo.reset()
+    with torch.no_grad():
+        got = torch.compile(step, dynamic=True, options={"post_grad_custom_post_pass": watching})(*given)
+    torch.testing.assert_close(got.double(), exact(*given).transpose(1, 2).flatten(2), atol=1e-5, rtol=1e-5)
+    assert OPERATOR not in watching.targets
 
 
 def attention(batch: int = 1, heads: int = 8, keys: int = 96, group: int = 4) -> Attention:
@@ -336,10 +342,12 @@ def test_an_untuned_captured_graph_runs_ours_by_rule_on_a_gpu() -> None:
     q, k, v, bias = operands((32, 4, 512, 128, "causal"), "cuda", torch.bfloat16)
     watching = Watching(StorePolicy())
     options = {"post_grad_custom_post_pass": watching, "triton.cudagraphs": True}
+    for x, dim in ((k, 2), (v, 2), (bias, 3)):
+        torch._dynamo.mark_dynamic(x, dim)
     with torch.no_grad():
-        chosen = torch.compile(step, fullgraph=True, dynamic=True, options=options)
+        chosen = torch.compile(step, fullgraph=True, options=options)
         for keys in (512, 200):
-            given = (q, k[:, :, :keys], v[:, :, :keys], bias[..., :keys])
+            given = (q, k, v, bias) if keys == 512 else (q, k[:, :, :keys], v[:, :, :keys], bias[..., :keys])
             got = chosen(*given).clone()
             torch.testing.assert_close(got.double(), exact(*given).transpose(1, 2).flatten(2), atol=2e-2, rtol=2e-2)
     assert OPERATOR in watching.targets

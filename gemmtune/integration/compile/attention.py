@@ -114,11 +114,12 @@ def attention_of(nodes: Iterable[fx.Node]) -> Iterator[Attention]:
         q, k, v = (given[name] for name in ("query", "key", "value"))
         bias = given.get("attn_bias", given.get("attn_mask"))
         shared = [_unrepeated(x) for x in (k, v)]
-        k, v = shared if len({x.meta["val"].shape[1] for x in shared}) == 1 else (k, v)
+        k, v = shared if _have_equal_heads(*shared) else (k, v)
         tensors = (q, k, v) if bias is None else (q, k, v, _unexpanded(bias))
-        if given.get("dropout_p") or given.get("is_causal") or not _is_served([x.meta["val"] for x in tensors]):
-            continue
         scale = given.get("scale")
+        other = given.get("dropout_p") or given.get("is_causal") or isinstance(scale, fx.Node)
+        if other or not _is_served([x.meta["val"] for x in tensors]):
+            continue
         yield Attention(node=node, tensors=tensors, scale=q.meta["val"].shape[-1] ** -0.5 if scale is None else scale)
 
 
@@ -147,6 +148,11 @@ def same_shape(value: torch.Tensor, size: Iterable[int | torch.SymInt]) -> bool:
 def example_numbers(sizes: Iterable[int | torch.SymInt]) -> list[int]:
     """Return sizes or strides, with the numbers of the compiled example in place of dynamic ones."""
     return [n if isinstance(n, int) else int(n.node.hint) for n in sizes]
+
+
+def _have_equal_heads(k: fx.Node, v: fx.Node) -> bool:
+    heads, others = (x.meta["val"].shape[1] for x in (k, v))
+    return statically_known_true(heads == others)
 
 
 def _unrepeated(node: fx.Node) -> fx.Node:
