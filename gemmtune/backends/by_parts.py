@@ -1,7 +1,5 @@
 """Products of float32 as bfloat16 parts: legality for every backend that computes them, and the parts of a number."""
 
-from __future__ import annotations
-
 import torch
 
 from ..device import DeviceInfo

@@ -1,7 +1,5 @@
 """The extension module: compiled once for a version of torch and Python, and kept in the cache folder."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.machinery

@@ -1,7 +1,5 @@
 """The native look-up of this process: loaded if it is built, otherwise built in the background."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

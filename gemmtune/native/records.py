@@ -1,7 +1,5 @@
 """Conversion of a plan to the tuple that the extension module keeps."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

@@ -1,7 +1,5 @@
 """Grouped products by torch: its operation if that leaves the offsets on the device, else a composition that does."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """scaled_mm by torch's ``_scaled_mm``: the problems that it supports, and copies that adapt operands and scales to it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

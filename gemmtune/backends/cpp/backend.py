@@ -1,7 +1,5 @@
 """The cpp backend: packed GEMM for CPUs, compiled on the machine that runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from ...choice import Availability, Offers, Refusal

@@ -1,7 +1,5 @@
 """CUDA backend: our own CUDA C++ kernels for problems where libraries and Triton leave time on the table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ...choice import Availability, Offers

@@ -1,7 +1,5 @@
 """Operands in swizzled stages: which operands TMA can copy there, and the boxes of 16-bit operands."""
 
-from __future__ import annotations
-
 from ...problem import Layout, Problem
 from ...toolchain.orientation import Oriented, orient
 from ...toolchain.record import Swizzle, TensorMap

@@ -1,7 +1,5 @@
 """Layout of b for kernels that read each column along K: b unchanged if columns are contiguous, else packed."""
 
-from __future__ import annotations
-
 import torch
 
 from ...problem import Layout, Problem

@@ -1,7 +1,5 @@
 """Base class of a kernel family, and checks that all families share."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import itertools

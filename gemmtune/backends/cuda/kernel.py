@@ -1,7 +1,5 @@
 """Common part of all kernels: launch parameters as C structs, and sources assembled from templates."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json

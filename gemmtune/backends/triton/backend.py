@@ -1,7 +1,5 @@
 """Triton backend: enumerates the choices for a problem, and finds one by its name, which mostly states the whole config."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import re

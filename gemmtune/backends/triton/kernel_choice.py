@@ -1,7 +1,5 @@
 """Bases of choices that run Triton kernels of ours."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Legality predicate, before anything is compiled. Its shared memory is an upper bound close to that of Triton's pipeliner."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 

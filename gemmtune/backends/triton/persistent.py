@@ -1,7 +1,5 @@
 """Large products: persistent programs compute tile after tile, with blocks moved by the copy engine (TMA, sm90 and newer)."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

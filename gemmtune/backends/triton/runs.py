@@ -3,8 +3,6 @@
 With many tiles this needs no partial sums in memory. Both kernels belong to one reduction class.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any, Self

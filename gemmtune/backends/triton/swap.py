@@ -3,8 +3,6 @@
 A warp group multiplies 64 rows at a time, mostly padding if a has few. Columns of b fill them, and a needs a tile of 16.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

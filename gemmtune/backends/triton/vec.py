@@ -1,7 +1,5 @@
 """Products of a few rows without tensor cores. Nothing is rearranged, so b is read at memory bandwidth."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Family of kernels for block-sparse weights with small blocks: supported problems, time model, source and launches."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 from collections.abc import Iterator, Sequence

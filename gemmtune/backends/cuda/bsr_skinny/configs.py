@@ -1,7 +1,5 @@
 """Shapes for few tokens, their legality, and the time model that ranks them, with an H200's rates not yet fitted to the kernel."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ....device import DeviceInfo

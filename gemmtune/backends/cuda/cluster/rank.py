@@ -1,7 +1,5 @@
 """Time model that orders the configs, as the sum of a launch's phases. The rates of an H200 order configs elsewhere too."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from ....device import DeviceInfo

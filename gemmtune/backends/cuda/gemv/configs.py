@@ -1,7 +1,5 @@
 """Shapes for one to four rows, their legality, and the time model that ranks them by an H200's rates."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ....device import DeviceInfo

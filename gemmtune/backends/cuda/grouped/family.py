@@ -1,7 +1,5 @@
 """Family of kernels for grouped products: supported problems, time model, source and launches."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """Base class of the mixed_mm families: supported problems, source and launches."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 from abc import abstractmethod

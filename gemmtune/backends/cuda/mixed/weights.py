@@ -1,7 +1,5 @@
 """Weights of a mixed_mm problem, and launch parameters of all mixed kernels."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any

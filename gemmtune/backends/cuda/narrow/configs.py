@@ -1,7 +1,5 @@
 """Shapes of narrow tiles, their legality, and the time model that ranks them by an H100's rates."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ....device import DeviceInfo

@@ -1,7 +1,5 @@
 """Family of kernels for few rows and narrow tiles: supported problems, source and launches."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar

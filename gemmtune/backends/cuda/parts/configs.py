@@ -1,7 +1,5 @@
 """Configs of the float32-by-parts kernel: a compile-time ``Shape``, launch parameters, and the legality predicate."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Time model that orders the configs, as the sum of a launch's phases, by an H200's rates."""
 
-from __future__ import annotations
-
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..boxes import operands_of

@@ -1,7 +1,5 @@
 """Family of kernels for few rows times 4-bit or 8-bit weights, and its time model with an H200's rates."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

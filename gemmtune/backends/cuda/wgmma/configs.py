@@ -1,7 +1,5 @@
 """Shapes and configs of the wgmma kernels for many rows times narrow weights."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..hopper import SMEM_BYTES, SYSTEM_BYTES, WGMMA_M, registers_per_thread

@@ -3,8 +3,6 @@
 The constants of the time model are fitted to times on an H100.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Kernel of block-sparse products as a choice, with the indices of its launch."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

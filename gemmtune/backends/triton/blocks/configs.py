@@ -1,7 +1,5 @@
 """Configs of the kernel for block-sparse products, and their legality."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

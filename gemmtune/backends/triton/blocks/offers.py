@@ -1,7 +1,5 @@
 """Candidate kernels of the blocks template, ordered by a model of their limits."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections import Counter

@@ -1,7 +1,5 @@
 """Kernels of grouped products as choices, with the geometry of their launches."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

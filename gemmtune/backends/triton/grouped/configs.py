@@ -1,7 +1,5 @@
 """Configs of the kernels for grouped products, and their legality."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

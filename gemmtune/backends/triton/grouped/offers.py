@@ -1,7 +1,5 @@
 """Candidate kernels for a grouped problem, ordered by a model of their limits."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Kernels for groups of rows that read narrow integers as 32-bit words, and their candidate configs."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Choices of the words template, which reads weights as 32-bit words. A warp group reads a in the order of a first kernel."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping
