@@ -59,7 +59,6 @@ def why_impossible() -> str | None:
 
 
 def made() -> Path | None:
-    """Return the path of the module if it exists."""
     path = cached(*module_file())
     return path if present(path) else None
 

@@ -48,7 +48,6 @@ class GroupedChoice(Choice):
         return hashlib.sha256(json.dumps([NAME, self.name, self.problem.epilogue is not None]).encode()).hexdigest()
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
-        """Return the same implementation for ``problem``, or why torch does not support it."""
         reason = why_not_native(problem, device) if self.way != COMPOSED else None
         return reason or dataclasses.replace(self, problem=problem)
 

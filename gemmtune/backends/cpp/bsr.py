@@ -130,7 +130,6 @@ class BlockChoice(SourceChoice):
         return self.source
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
-        """Return the same kernel for ``problem``, or why it does not serve it. It takes any number of tokens."""
         return why_not_blocks(problem, device) or dataclasses.replace(self, problem=problem)
 
     @property
@@ -172,7 +171,6 @@ class BlockChoice(SourceChoice):
 
 
 def block_offers(problem: Problem, device: DeviceInfo) -> Offers:
-    """Return the kernels for a block-sparse problem."""
     reason = why_not_blocks(problem, device)
     if reason is not None:
         return Offers(refusals=(Refusal(name=f"{NAME}:bsr", reason=reason),))

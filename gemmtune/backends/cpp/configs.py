@@ -79,7 +79,6 @@ def unsupported(problem: Problem) -> str | None:
 
 
 def why_not_epilogue(epilogue: Epilogue) -> str | None:
-    """Return why an epilogue has no C++ form, or None."""
     dtypes = {node.dtype for node in epilogue.nodes} - set(COMPUTE_TYPES)
     dtypes |= {layout.dtype for layout in epilogue.operands} - set(STORAGE_TYPES)
     if dtypes:

@@ -68,7 +68,6 @@ class Source(Compilable):
 
     @property
     def accumulator(self) -> torch.dtype:
-        """Dtype in which products are summed."""
         dtypes = (self.a.dtype, self.b.dtype)
         if dtypes == (torch.int8, torch.int8):
             return torch.int32

@@ -54,7 +54,6 @@ class CudaBackend:
         return device.type == "cuda" and device.capability == CAPABILITY
 
     def named(self, name: str, problem: Problem, device: DeviceInfo) -> CudaChoice | None:
-        """Return the legal choice with this name, or None."""
         for family in FAMILIES:
             prefix = f"{self.name}:{family.name}_"
             config = family.named(problem, device, name.removeprefix(prefix)) if name.startswith(prefix) else None

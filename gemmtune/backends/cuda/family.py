@@ -192,7 +192,6 @@ def why_not_here(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 def why_not_device(device: DeviceInfo) -> str | None:
-    """Return the reason why no CUDA kernel serves the device, or None."""
     if device.type != "cuda" or device.capability != CAPABILITY:
         return f"works on CUDA devices of compute capability 9.0, not on {device.arch}"
     return None
@@ -210,6 +209,5 @@ def why_not_result(problem: Problem) -> str | None:
 
 
 def why_not_epilogue(problem: Problem) -> str | None:
-    """Return the reason why the epilogue cannot be expressed, or None."""
     before = (problem.inp_read is not None) + len(problem.scales) + (problem.offs is not None)
     return structs.why_not_epilogue(problem, structs.MOST_OPERANDS - before, RESULTS)

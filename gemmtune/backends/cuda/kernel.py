@@ -126,12 +126,10 @@ class KernelSource:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Names of all kernels, helpers first."""
         return (*self.helpers, self.kernel)
 
     @property
     def parts(self) -> dict[str, str]:
-        """Rendered text of each part, by the part's name."""
         parts: dict[str, str] = {}
         for package, name in (*COMMON, *self.files):
             parts[name.split(".")[0]] = template(package, name).render(self._given | parts)

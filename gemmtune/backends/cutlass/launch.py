@@ -73,7 +73,6 @@ class Library:
 
 @functools.lru_cache(maxsize=512)
 def load(path: Path) -> Library:
-    """Return the shared object at ``path``, opened once."""
     return Library(path)
 
 

@@ -75,7 +75,6 @@ class TritonBackend:
         return device.type != "cpu"
 
     def named(self, name: str, problem: Problem, device: DeviceInfo) -> Choice | None:
-        """Return the legal choice with this name, or None, also for families that divide a problem into several."""
         return choice_named(name, problem, device)
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
@@ -139,7 +138,6 @@ def offered(problem: Problem, device: DeviceInfo, search: str) -> Iterator[Choic
 
 @functools.lru_cache(maxsize=1024)
 def chosen_configs(problem: Problem, device: DeviceInfo, search: str) -> tuple[Config, ...]:
-    """Return the configs of a search, best by the model first."""
     predicate, count = predicate_for(problem, device), EFFORT[search].configs["triton:mm"]
     chosen = select(predicate, legal_configs(predicate), count)
     if device.type == "hip":

@@ -107,7 +107,6 @@ def why_too_many_rows(problem: Problem, config: Config) -> str | None:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Return why ``config`` may not be offered, or None."""
     reason = why_overhanging(problem, config, "nk")
     if reason is not None:
         return reason
@@ -158,7 +157,6 @@ class WordsVectorChoice(WordsKernelChoice):
 
     @classmethod
     def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:  # noqa: ARG003
-        """Return a running sum for each lane of block_k, of numbers from words."""
         return summed_by_lanes(problem, config, own="triton words")
 
     def expected(self, device: DeviceInfo) -> Expected:

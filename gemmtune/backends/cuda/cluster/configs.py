@@ -39,17 +39,14 @@ class Shape:
 
     @property
     def cluster(self) -> int:
-        """Blocks of a cluster."""
         return self.cluster_tiles * self.cluster_k
 
     @property
     def warp_groups(self) -> int:
-        """Warp groups that multiply."""
         return self.block_m // WGMMA_M
 
     @property
     def threads(self) -> int:
-        """Threads of one block, the copying warp included."""
         return 128 * self.warp_groups + 32
 
     @property
@@ -174,7 +171,6 @@ def tiles_of(problem: Problem, config: Config) -> int:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     shape = config.shape
     if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
         return reason

@@ -54,7 +54,6 @@ class Sums:
 
     @classmethod
     def of(cls, problem: Problem, config: Config) -> Sums:
-        """Return the workspace layout of a launch."""
         shape = config.shape
         return cls(
             slices=clusters_of(problem, config) * shape.cluster,
@@ -101,7 +100,6 @@ class Cluster(Family[Config]):
         return why_not_dense(problem) or why_not_here(problem, device) or why_not_boxes(problem) or why_not_epilogue(problem)
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
-        """Yield configs with another start, and with other numbers of clusters per tile."""
         yield from beginnings(config, config.shape.prefetch_stages)
         for count in cluster_counts(config.shape, clusters_of(problem, config), problem, device):
             if count != config.clusters_per_tile:

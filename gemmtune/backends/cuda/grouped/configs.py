@@ -40,7 +40,6 @@ class Shape:
 
     @property
     def cluster(self) -> int:
-        """Blocks of a cluster."""
         return self.cluster_m * self.cluster_n
 
     @property
@@ -50,7 +49,6 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """Threads of one block, the copying warps included."""
         return THREADS + (128 if self.gives_registers else 32)
 
     @property
@@ -138,7 +136,6 @@ def most_clusters(problem: Problem, config: Config) -> int:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     shape, (rows, _) = config.shape, config.tile
     if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
         return reason

@@ -50,7 +50,6 @@ STORED_GBPS = 40.0
 
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
-    """Return the model's time of one launch, in microseconds."""
     shape, rows = config.shape, config.tile[0] * config.shape.cluster_m
     lines_q = float(shape.block_n)
     if problem.divides_terms:

@@ -59,7 +59,6 @@ class MixedFamily(Family[C]):
         return why_not_here(problem, device) or _why_not_operands(problem) or why_not_epilogue(problem)
 
     def why_not_config(self, problem: Problem, device: DeviceInfo, config: C) -> str | None:
-        """Return the reason why a config breaks a limit of all mixed families, or None."""
         if (reason := device.why_no_smem(config.shape.shared_bytes(weights_of(problem), config.cluster_k))) is not None:
             return reason
         if config.cluster_k > MOST_CLUSTER:
@@ -87,7 +86,6 @@ class MixedFamily(Family[C]):
         """Return other cluster sizes to try."""
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: C) -> Iterator[C]:
-        """Yield configs with another start, another division of K, or another cluster size."""
         yield from beginnings(config, config.shape.stages)
         if config.cluster_k > 1:
             yield dataclasses.replace(config, interleaved_k=not config.interleaved_k)
@@ -188,7 +186,6 @@ class MixedFamily(Family[C]):
 
 
 def tiles_of(problem: Problem, config: MixedConfig) -> tuple[int, int]:
-    """Return the number of tiles along M and N."""
     return -(-problem.m // config.shape.block_m), -(-problem.n // config.shape.block_n)
 
 

@@ -70,7 +70,6 @@ class Narrow(Family[Config]):
         return float32_sums()
 
     def reduction(self, problem: Problem, config: Config) -> Reduction | None:  # noqa: ARG002 - the same for all configs
-        """Return one run of K."""
         return reduction_of(problem, "cuda")
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:  # noqa: ARG002 - the config has it all

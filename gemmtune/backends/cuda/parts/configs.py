@@ -43,7 +43,6 @@ class Shape:
 
     @property
     def warp_groups(self) -> int:
-        """Warp groups that multiply."""
         return self.block_m // WGMMA_M
 
     @property
@@ -53,7 +52,6 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """Threads of one block, the copying warps included."""
         return 128 * self.warp_groups + (128 if self.gives_registers else 32)
 
     @property
@@ -155,7 +153,6 @@ def steps_of(problem: Problem) -> int:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     shape, tiles = config.shape, tiles_of(problem, config)
     if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
         return reason

@@ -139,7 +139,6 @@ class Parts(Family[Config]):
         return facts | {"copies": copies_p(problem, config)}
 
     def packed_format(self, problem: Problem, config: Config) -> str | None:
-        """Return the layout name of planes for a prepacked b, which is already split, or None."""
         return FORMAT if is_packed(problem, config) else None
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
@@ -231,7 +230,6 @@ class Memory:
 
     @classmethod
     def of(cls, problem: Problem, config: Config) -> Memory:
-        """Return the memory of a launch."""
         p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
         copies = copies_p(problem, config)
         copied = batches(p) * p.size[-2] * pitch_of(problem.k) * 4 if copies else 0

@@ -50,7 +50,6 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """Threads of one block, the copying warp included."""
         return 32 * (self.warps_n * self.warps_k + 1)
 
     @property
@@ -60,7 +59,6 @@ class Shape:
 
     @property
     def sums(self) -> int:
-        """Accumulators of a thread."""
         return self.col_tiles * self.block_m // 2
 
     @property
@@ -162,7 +160,6 @@ class Skinny(MixedFamily[Config]):
         return tuple(config.cluster_k for config in sorted(legal, key=lambda config: self.estimate_us(problem, device, config)))
 
     def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
-        """Return the model's time of a launch, from the bytes it reads and their bandwidth."""
         shape, blocks, weights, tiles = config.shape, config.cluster_k, weights_of(problem), tiles_of(problem, config)[1]
         stage_bytes, resident = weights.stage_bytes(shape.block_m, shape.block_n), shape.blocks_per_sm(weights)
         at_a_time = clusters_at_a_time(device.sm_count, blocks)

@@ -41,7 +41,6 @@ class Shape:
 
     @property
     def cluster(self) -> int:
-        """Blocks of a cluster."""
         return self.cluster_m * self.cluster_n
 
     @property
@@ -51,12 +50,10 @@ class Shape:
 
     @property
     def multiplying(self) -> int:
-        """Threads that multiply."""
         return 128 * self.warp_groups
 
     @property
     def threads(self) -> int:
-        """Threads of one block, the copying warp group included."""
         return self.multiplying + 128
 
     @property
@@ -86,7 +83,6 @@ class Shape:
 
     @property
     def sums_bytes(self) -> int:
-        """Size of a tile's sums."""
         return 4 * self.block_m * self.block_n
 
     def __str__(self) -> str:
@@ -148,7 +144,6 @@ class Division:
 
     @classmethod
     def of(cls, problem: Problem, config: Config) -> Division:
-        """Return the division of a launch."""
         rows, cols = tiles_of(problem, config)
         steps, clusters = -(-problem.k // BLOCK_K), config.blocks // config.shape.cluster
         waves, left = divmod(rows * cols, clusters)
@@ -179,7 +174,6 @@ def lines_of(problem: Problem, config: Config) -> int:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     shape = config.shape
     if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
         return reason

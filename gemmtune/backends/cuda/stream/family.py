@@ -99,7 +99,6 @@ class Stream(Family[Config]):
         )
 
     def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
-        """Return the model's time of one launch, in microseconds."""
         shape, division = config.shape, Division.of(problem, config)
         at_a_time = min(division.clusters, clusters_at_a_time(device.sm_count, shape.cluster))
         waves, slow = division.waves + (1 / division.parts if division.shared else 0), -(-division.clusters // at_a_time)
@@ -109,7 +108,6 @@ class Stream(Family[Config]):
         return LAUNCH_US + max(steps_us + tiles_us, problem.bytes / DRAM_GBPS / 1e3) + exchange_us
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
-        """Return every shape with and without ``swap_ab``, with shared and with whole tiles, best first."""
         found = [
             Config(
                 shape=shape, blocks=blocks_of(shape, device), swap_ab=swap_ab, whole=whole, pdl=True, prefetch_stages=shape.stages
@@ -121,7 +119,6 @@ class Stream(Family[Config]):
         return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), not config.whole, str(config)))
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - config decides
-        """Yield configs with another start, and with whole or shared tiles."""
         yield from beginnings(config, config.shape.stages)
         yield dataclasses.replace(config, whole=not config.whole)
 

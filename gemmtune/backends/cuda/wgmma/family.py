@@ -95,7 +95,6 @@ class Wgmma(MixedFamily[Config]):
         return why_not_shape(shape, weights)
 
     def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
-        """Return the model's time of one launch, from what a multiprocessor multiplies and reads."""
         shape, blocks = config.shape, config.cluster_k
         rows, cols = tiles_of(problem, config)
         below = groups.tiles_below(problem, shape.block_m) if problem.groups else rows
@@ -111,7 +110,6 @@ class Wgmma(MixedFamily[Config]):
         return LAUNCH_US[shape.blocks_per_sm] + max(each * (multiplying_us + ending_us), problem.bytes / DRAM_GBPS / 1e3)
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
-        """Return every shape with every cluster size, best first."""
         shapes = (SHAPES_FOR_GROUPS if problem.groups else SHAPES)[weights_of(problem).bits]
         found = [
             Config(shape=shape, cluster_k=size, pdl=True, prefetch_stages=0 if problem.groups else shape.stages)
