@@ -50,8 +50,7 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
     """Return why no instance can serve the problem on this device, or None."""
     if device.type != "hip" or device.arch not in MFMA_K:
         return f"works on AMD GPUs of {' and '.join(MFMA_K)}, not on {device.arch}"
-    reason = why_not(problem, OPS)
-    if reason is not None:
+    if (reason := why_not(problem, OPS)) is not None:
         return reason
     product = product_of(problem.dtype, problem.b.dtype, device.arch)
     if isinstance(product, str):

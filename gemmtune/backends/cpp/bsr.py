@@ -171,8 +171,7 @@ class BlockChoice(SourceChoice):
 
 
 def block_offers(problem: Problem, device: DeviceInfo) -> Offers:
-    reason = why_not_blocks(problem, device)
-    if reason is not None:
+    if (reason := why_not_blocks(problem, device)) is not None:
         return Offers(refusals=(Refusal(name=f"{NAME}:bsr", reason=reason),))
     choices = [BlockChoice.of(problem, device, nv) for nv in WIDTHS]
     sparsity = problem.blocks

@@ -152,8 +152,7 @@ def _pool(problem: Problem, device: DeviceInfo) -> Iterator[Config]:
 
 def why_not_persistent(problem: Problem, device: DeviceInfo) -> str | None:
     """Return why the template does not serve the problem on this device, or None. ``check_problem`` must have found nothing."""
-    reason = why_not_dense(problem)
-    if reason is not None:
+    if (reason := why_not_dense(problem)) is not None:
         return reason
     if device.type != "cpu" and (device.type != "cuda" or not arch_of(device).warp_group):
         return f"{device.arch}: no copy engine that feeds a warp group"
@@ -174,8 +173,7 @@ def halved(config: Config) -> bool:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    reason = why_overhanging(problem, config, "mnk")
-    if reason is not None:
+    if (reason := why_overhanging(problem, config, "mnk")) is not None:
         return reason
     if config.split_k > 1:
         return f"split_k {config.split_k}: the template does not split"

@@ -107,8 +107,7 @@ def why_too_many_rows(problem: Problem, config: Config) -> str | None:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    reason = why_overhanging(problem, config, "nk")
-    if reason is not None:
+    if (reason := why_overhanging(problem, config, "nk")) is not None:
         return reason
     if tiles_of(problem, config) >= INT32_LIMIT:
         return "the grid has fewer than 2^31 programs"
@@ -178,8 +177,7 @@ def words_vector_choices(problem: Problem, device: DeviceInfo, count: int | None
 
 def why_not_words_vector(problem: Problem, device: DeviceInfo) -> str | None:
     """Return why the template does not serve a problem that ``check_problem`` accepts on this device, or None."""
-    reason = why_not_words(problem, device)
-    if reason is not None:
+    if (reason := why_not_words(problem, device)) is not None:
         return reason
     if problem.m > MOST_ROWS_OF_WORDS:
         return f"m = {problem.m}: at most {MOST_ROWS_OF_WORDS} rows are served without tensor cores"

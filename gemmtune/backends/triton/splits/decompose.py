@@ -158,8 +158,7 @@ def sliced_problem(problem: Problem, slices: int) -> Problem:
 
 def why_not_decomposed(problem: Problem, device: DeviceInfo) -> str | None:
     """Return why decompose-K does not serve the problem on this device, or None. ``check_problem`` must have found nothing."""
-    reason = why_not(problem, ("mm", "addmm"))
-    if reason is not None:
+    if (reason := why_not(problem, ("mm", "addmm"))) is not None:
         return reason
     if device.type == "cuda" and device.capability < 80:
         return f"{device.arch}: no tensor cores for Triton"
