@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ....device import DeviceInfo
 from ....problem import Problem
-from ..boxes import LINE, by_k, operands_of, why_not_staged
+from ..boxes import LINE, by_k, operands_of, why_not_staged, why_not_staged_tiles
 from ..groups import most_below, why_not_counted
 from ..hopper import BARRIER_BYTES
 
@@ -151,10 +151,10 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return f"a tile of {rows}x{shape.block_n}: results are stored in lines of {LINE}"
     if (reason := why_not_counted(problem, rows, clusters_along_n(problem, config))) is not None:
         return reason
+    if not shape.fitted:
+        return why_not_staged_tiles(problem, config, BLOCK_K)
     p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
-    if shape.fitted:
-        return why_not_staged(p, shape.block_m, BLOCK_K, 1) or why_not_staged(q, shape.fitted, BLOCK_K, 1)
-    return why_not_staged(p, shape.block_m, BLOCK_K, shape.cluster_n) or why_not_staged(q, shape.block_n, BLOCK_K, shape.cluster_m)
+    return why_not_staged(p, shape.block_m, BLOCK_K, 1) or why_not_staged(q, shape.fitted, BLOCK_K, 1)
 
 
 def why_not_groups(problem: Problem) -> str | None:

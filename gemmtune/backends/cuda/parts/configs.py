@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ....device import DeviceInfo
 from ....problem import Problem
 from ...by_parts import FEW_TERMS, why_not_one_by_one
-from ..boxes import by_k, operands_of
+from ..boxes import by_k, grid_of, operands_of
 from ..hopper import BARRIER_BYTES, MOST_CLUSTER, TMA_BYTES, WGMMA_M
 
 BLOCK_K = 32
@@ -133,12 +133,6 @@ def is_packed(problem: Problem, config: Config) -> bool:
 def copies_p(problem: Problem, config: Config) -> bool:
     """Return True if p must first be copied into rows that TMA can read."""
     return by_k(operands_of(problem, swap_ab=config.swap_ab)[0]) is None
-
-
-def grid_of(problem: Problem, config: Config) -> tuple[int, int]:
-    """Return the number of tiles along the kernel's rows and columns that cover the result."""
-    rows, cols = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
-    return -(-rows // config.shape.block_m), -(-cols // config.shape.block_n)
 
 
 def tiles_of(problem: Problem, config: Config) -> int:

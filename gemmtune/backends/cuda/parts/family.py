@@ -13,11 +13,11 @@ from ....choice import Claims
 from ....device import DeviceInfo
 from ....numerics.reduction import Reduction, even_parts, reduction_of
 from ....problem import Layout, Problem
-from ....toolchain.record import WORKSPACE, A, Address, B, Record, Swizzle, TensorMap, with_maps
+from ....toolchain.record import WORKSPACE, A, Address, B, Record, Swizzle, TensorMap
 from ....toolchain.structs import Strides, strides_of, struct_text
 from ...by_parts import parts_of, why_not_parts
 from .. import kernel
-from ..boxes import by_k, operands_of
+from ..boxes import by_k, grid_of, operands_of
 from ..family import Family, float32_sums, why_not_device, why_not_epilogue, why_not_result
 from ..hopper import GIVEN_REGISTERS, LEFT_REGISTERS, TMA_BYTES, WGMMA
 from ..kernel import KernelSource
@@ -30,7 +30,6 @@ from .configs import (
     SIDE,
     Config,
     copies_p,
-    grid_of,
     is_packed,
     steps_of,
     tiles_of,
@@ -177,9 +176,10 @@ class Parts(Family[Config]):
         work.p_batched, work.q_batched = bool(strides_of(p).batch), bool(strides_of(q).batch)
         work.paired, aligned = kernel.aligned_out(Work.paired, oriented.out, 2)
         planes_at = Address(offset=Work.planes.offset, operand=second if packed else WORKSPACE, more_bytes=memory.planes_at)
-        launch = self.launch(
+        return self.launch(
             config,
             work,
+            [_map(problem, p, first, shape.block_m, memory)],
             grid=(shape.cluster_k * (min(tiles, config.blocks) if config.blocks else tiles), 1, 1),
             cluster=shape.cluster_k,
             pdl=config.pdl or not packed,
@@ -188,10 +188,8 @@ class Parts(Family[Config]):
             aligned=aligned,
             scratch_bytes=memory.size_bytes,
             alignment=((second, TMA_BYTES),) * packed + ((first, TMA_BYTES),) * (not memory.copies),
+            before=() if packed else (self._splitting(problem, config, memory),),
         )
-        if not packed:
-            launch = dataclasses.replace(launch, before=(self._splitting(problem, config, memory),))
-        return with_maps(launch, [_map(problem, p, first, shape.block_m, memory)])
 
     def _splitting(self, problem: Problem, config: Config, memory: Memory) -> Record:
         """Return the launch that splits q and, if needed, copies p."""

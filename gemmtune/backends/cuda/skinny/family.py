@@ -147,8 +147,7 @@ class Skinny(MixedFamily[Config]):
         shape, weights = config.shape, weights_of(problem)
         if problem.m > shape.block_m:
             return f"a has {problem.m} rows, the kernel takes at most {shape.block_m}"
-        reason = super().why_not_config(problem, device, config)
-        if reason is not None:
+        if (reason := super().why_not_config(problem, device, config)) is not None:
             return reason
         needed, most = shape.registers(weights), registers_per_thread(shape.threads, shape.blocks_per_sm(weights))
         return f"needs about {needed} registers for each thread, {most} are left" if needed > most else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ....device import DeviceInfo
 from ....problem import Problem
-from ..boxes import by_k, operands_of, why_not_staged
+from ..boxes import by_k, why_not_staged_tiles
 from ..family import INT32_LIMIT
 from ..hopper import BARRIER_BYTES, GIVEN_REGISTERS, LEFT_REGISTERS, SMEM_BYTES, SWIZZLED_LINES, WGMMA_M
 
@@ -187,5 +187,4 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     rows, cols = tiles_of(problem, config)
     if rows * cols + 2 * config.blocks >= INT32_LIMIT:
         return f"{rows * cols} tiles cannot be counted in 32 bits"
-    p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
-    return why_not_staged(p, shape.block_m, BLOCK_K, shape.cluster_n) or why_not_staged(q, shape.block_n, BLOCK_K, shape.cluster_m)
+    return why_not_staged_tiles(problem, config, BLOCK_K)

@@ -77,8 +77,7 @@ class Wgmma(MixedFamily[Config]):
         return reason or (groups.why_not_placed(problem) if problem.groups else None)
 
     def why_not_config(self, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        reason = super().why_not_config(problem, device, config)
-        if reason is not None:
+        if (reason := super().why_not_config(problem, device, config)) is not None:
             return reason
         shape, weights = config.shape, weights_of(problem)
         if problem.groups and config.prefetch_stages:
