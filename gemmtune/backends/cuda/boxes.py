@@ -29,6 +29,11 @@ def operands_of(problem: Problem, *, swap_ab: bool) -> tuple[Layout, Layout, Ori
     return oriented.a, oriented.b.transposed, oriented
 
 
+def batches(layout: Layout) -> int:
+    """Return the number of matrices in an operand: one if all products share it."""
+    return layout.size[0] if strides_of(layout).batch else 1
+
+
 def grid_of(problem: Problem, config: Any) -> tuple[int, int]:
     """Return the number of tiles along the rows of p and of q that cover the result."""
     rows, cols = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
@@ -69,7 +74,7 @@ def staged_map(layout: Layout, operand: int, extent: int, block_k: int, blocks: 
     return TensorMap(
         operand=operand,
         dtype=layout.dtype,
-        sizes=(length, lines, layout.size[0] if strides.batch else 1),
+        sizes=(length, lines, batches(layout)),
         pitches=(pitch * 2, (strides.batch or pitch * lines) * 2),
         box=(LINE, (extent if along_k else block_k) // blocks, 1),
         swizzle=Swizzle.BYTES_128,

@@ -168,9 +168,9 @@ _FAMILIES: dict[str, type[KernelChoice]] = {
     "mm": TritonChoice, "mixed_mm": TritonChoice, "persistent": PersistentChoice, "vec": VectorChoice,
     "mixed_vec": WordsVectorChoice, "mixed_words": WordsChoice,
 }  # fmt: skip
+"""Classes by the label of a name, without those that divide a problem into several."""
 _IN_RUNS: dict[str, type[KernelChoice]] = {"runs": RunsChoice, "persistent": PersistentRunsChoice}
 """Classes by the label of a name that states a number of parts that programs sum in turn."""
-"""Classes by the label of a name, without those that divide a problem into several."""
 
 
 def choice_named(name: str, problem: Problem, device: DeviceInfo) -> Choice | None:

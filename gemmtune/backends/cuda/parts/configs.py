@@ -2,11 +2,12 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Self
 
 from ....device import DeviceInfo
-from ....problem import Problem
+from ....problem import Layout, Problem
 from ...by_parts import FEW_TERMS, why_not_one_by_one
-from ..boxes import by_k, grid_of, operands_of
+from ..boxes import batches, by_k, grid_of, operands_of
 from ..hopper import BARRIER_BYTES, MOST_CLUSTER, TMA_BYTES, WGMMA_M
 
 BLOCK_K = 32
@@ -22,6 +23,7 @@ SMEM_GATHERED_STEPS = FEW_TERMS // BLOCK_K
 MOST_TILES = 2**28
 GATHERED_STEPS, GATHERING_N = 16, 64
 """Steps of K whose sum is added to the tile's at once, and the widest tile with registers for it."""
+PLANES_ALIGNED = 1024
 SIDE = 64
 """Lines, and elements along K, of one block of the splitting kernel."""
 
@@ -168,3 +170,30 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     if is_packed(problem, config) and copies_p(problem, config):
         return "b is packed, but a needs a copy first: TMA copies rows or columns that are aligned to 16 bytes"
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Scratch memory of a call: a copy of p, then the planes of q. Parts that already exist take no space."""
+
+    copies: bool
+    planes_at: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, problem: Problem, config: Config) -> Self:
+        p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
+        copies = copies_p(problem, config)
+        copied = batches(p) * p.size[-2] * pitch_of(problem.k) * 4 if copies else 0
+        planes_at = -(-copied // PLANES_ALIGNED) * PLANES_ALIGNED
+        size = 0 if is_packed(problem, config) else batches(q) * steps_of(problem) * PARTS * lines_of(q) * LINE_BYTES
+        return cls(copies=copies, planes_at=planes_at, size_bytes=planes_at + size)
+
+
+def lines_of(q: Layout) -> int:
+    return -(-q.size[-2] // PLANE_LINES) * PLANE_LINES
+
+
+def pitch_of(k: int) -> int:
+    """Return the elements between two rows of a copied p."""
+    return -(-k // ALIGNED) * ALIGNED
