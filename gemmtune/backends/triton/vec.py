@@ -63,8 +63,10 @@ class VectorChoice(KernelChoice):
         """Return a running sum for each lane of block_k. The layout of the tile decides how lanes are added up."""
         return summed_by_lanes(problem, config)
 
-    def expected(self, device: DeviceInfo) -> Expected:
-        return _expected(self, device)
+    def expected(self: KernelChoice, device: DeviceInfo) -> Expected:
+        """Return the FMA instruction and the upper bound of the shared memory."""
+        need = vector_resources(self.problem, device, self.config)
+        return Expected(instruction=vector_instruction(self.problem, device), smem_bytes=need.smem_bytes)
 
 
 def vector_choices(problem: Problem, device: DeviceInfo, count: int | None) -> list[VectorChoice]:
@@ -131,12 +133,6 @@ def vector_resources(problem: Problem, device: DeviceInfo, config: Config) -> Re
     return Resources(smem_bytes=max(stages, sums) if arch_of(device).async_copy else sums, registers=registers)
 
 
-def _expected(choice: KernelChoice, device: DeviceInfo) -> Expected:
-    """Return the FMA instruction and the upper bound of the shared memory."""
-    need = vector_resources(choice.problem, device, choice.config)
-    return Expected(instruction=vector_instruction(choice.problem, device), smem_bytes=need.smem_bytes)
-
-
 def _elements(config: Config, device: DeviceInfo) -> int:
     """Return the products of one row that a thread computes in each step."""
     return config.block_n * config.block_k // (config.warps * max(device.warp_size, 1))
@@ -158,8 +154,7 @@ class WordsVectorChoice(WordsKernelChoice):
     def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:  # noqa: ARG003
         return summed_by_lanes(problem, config, own="triton words")
 
-    def expected(self, device: DeviceInfo) -> Expected:
-        return _expected(self, device)
+    expected = VectorChoice.expected
 
 
 def words_vector_choices(problem: Problem, device: DeviceInfo, count: int | None) -> Sequence[WordsVectorChoice]:

@@ -19,19 +19,8 @@ from ..family import Family, float32_sums, why_not_epilogue, why_not_here
 from ..groups import strip_of_rows, why_not_placed
 from ..hopper import GIVEN_REGISTERS, LEFT_REGISTERS, TMA_BYTES, WGMMA, clusters_at_a_time
 from ..kernel import KernelSource
-from .configs import (
-    BLOCK_K,
-    FITTED,
-    SHAPES,
-    STORED_BYTES,
-    THREADS,
-    Config,
-    Shape,
-    clusters_along_n,
-    most_clusters,
-    why_not_config,
-    why_not_groups,
-)
+from . import configs
+from .configs import BLOCK_K, FITTED, SHAPES, Config, Shape, clusters_along_n, most_clusters, why_not_config, why_not_groups
 
 LAUNCH_US = 3.0
 DRAM_GBPS = 4300.0
@@ -161,10 +150,10 @@ class Grouped(Family[Config]):
             | kernel.values_of(config.shape, "gives_registers", "products_n")
             | {
                 "block_k": BLOCK_K,
-                "multiplying": THREADS,
+                "multiplying": configs.THREADS,
                 "terms": problem.divides_terms,
                 "swap_ab": config.swap_ab,
-                "stored_bytes": STORED_BYTES,
+                "stored_bytes": configs.STORED_BYTES,
                 "given_registers": GIVEN_REGISTERS,
                 "left_registers": LEFT_REGISTERS,
                 "p_by_k": bool(by_k(p)),
