@@ -145,11 +145,8 @@ def padded_problem(problem: Problem) -> tuple[Problem, tuple[Copy, ...]] | None:
 
 def padded_k(k: int) -> int:
     """Return K with its padding."""
-    for multiple in K_MULTIPLES:
-        padded = -(-k // multiple) * multiple
-        if padded - k <= MOST_EXTRA * k:
-            return padded
-    return -(-k // K_MULTIPLES[-1]) * K_MULTIPLES[-1]
+    padded = [-(-k // multiple) * multiple for multiple in K_MULTIPLES]
+    return next((size for size in padded if size - k <= MOST_EXTRA * k), padded[-1])
 
 
 def padded_layout(layout: Layout, along_k: int, k: int, *, across: bool) -> Layout:
