@@ -58,7 +58,6 @@ class MatrixReport:
 
     @property
     def results(self) -> tuple[Sample, ...]:
-        """Results of the choices that ran."""
         return tuple(r.result for r in self.ran if isinstance(r.result, Sample))
 
     @property
@@ -96,7 +95,6 @@ class MatrixReport:
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as plain values."""
         data = dataclasses.asdict(self)
         data["ran"] = [{"verdict" if name == "result" else name: value for name, value in x.items()} for x in data["ran"]]
         return data | {"executed": self.executed, "failures": list(self.failures), "instructions": dict(self._instructions())}

@@ -63,14 +63,12 @@ class AroundChoice(Choice):
         self.inner.compile()
 
     def compilation(self) -> Callable[[], object]:
-        """Return the compilation of the inner choice."""
         return self.inner.compilation()
 
     def load(self) -> Any:
         return self.inner.load()
 
     def launch_variants(self) -> Sequence[Choice]:
-        """Return the launch variants of the inner choice with the steps around them."""
         return [self.around(self.problem, variant) for variant in self.inner.launch_variants()]
 
 
@@ -97,11 +95,9 @@ class DensifiedChoice(AroundChoice):
 
     @property
     def content_hash(self) -> str:
-        """Hash of the inner choice and of the fact that b is made of blocks."""
         return hashlib.sha256(f"{self.inner.content_hash} of blocks".encode()).hexdigest()
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
-        """Return the dense choice for another number of tokens, or why there is none."""
         inner = self.inner.at(dense_problem(problem), device)
         return inner if isinstance(inner, str) else self.around(problem, inner, baseline=self.baseline)
 
@@ -130,7 +126,6 @@ class DensifiedChoice(AroundChoice):
         return f"dense {self.inner.packed_format or ''}".strip() if self.problem.prepacked else None
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
-        """Return the dense matrix of a sparse_bsr weight, packed."""
         dense = _dense(b)
         return self.inner.pack(dense) if self.inner.packed_format is not None else dense
 

@@ -1,7 +1,5 @@
 """Products of float32 as bfloat16 parts: legality for every backend that computes them, and the parts of a number."""
 
-from __future__ import annotations
-
 import torch
 
 from ..device import DeviceInfo
@@ -43,8 +41,7 @@ def parts_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def why_not_parts(problem: Problem, device: DeviceInfo) -> str | None:
     """Return why no product by parts is offered, or None. A CPU device means an interpreter or a test."""
-    reason = why_not_dense(problem)
-    if reason is not None:
+    if (reason := why_not_dense(problem)) is not None:
         return reason
     if problem.dtype != torch.float32 or problem.precision.input_mode != "ieee":
         return f"{problem.dtype_label}: only float32 in full precision (ieee) is split into parts"

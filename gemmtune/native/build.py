@@ -1,7 +1,5 @@
 """The extension module: compiled once for a version of torch and Python, and kept in the cache folder."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.machinery
@@ -61,7 +59,6 @@ def why_impossible() -> str | None:
 
 
 def made() -> Path | None:
-    """Return the path of the module if it exists."""
     path = cached(*module_file())
     return path if present(path) else None
 

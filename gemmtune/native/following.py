@@ -1,7 +1,5 @@
 """The dependence of a launch on M: derived from plans for a few Ms and verified against plans for others."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import random

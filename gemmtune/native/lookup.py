@@ -1,7 +1,5 @@
 """The native look-up of this process: loaded if it is built, otherwise built in the background."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading
@@ -137,7 +135,6 @@ class Run:
     plan_at: Callable[[int], Any]
 
     def prepared_at(self, m: int) -> Prepared | None:
-        """Return the prepared launch for an M."""
         plan = self.plan_at(m)
         return None if plan is None else plan.kernel.prepared
 

@@ -1,7 +1,5 @@
 """Conversion of a plan to the tuple that the extension module keeps."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any
@@ -37,7 +35,6 @@ def record_of_rows(plan: Any, rows: range, of_rows: OfRows) -> tuple[object, ...
 
 
 def launch_of(of_rows: OfRows) -> tuple[int, tuple[object, ...]]:
-    """Return the kind of a launch and its arguments."""
     return KINDS.index(type(of_rows.prepared)), _launch(of_rows.prepared, of_rows)
 
 

@@ -79,7 +79,6 @@ class FileChoice(CompiledChoice):
 
     @property
     def compile_key(self) -> str:
-        """Key of the compiled file, equal for all sizes and launches of one source."""
         return f"{self.backend}-{self.source.digest}"
 
     @property
@@ -106,8 +105,6 @@ class FileChoice(CompiledChoice):
 
     @property
     def obstacle(self) -> str | None:
-        """The reason why the choice cannot run here: it is not compiled, and there is no compiler or no folder for a new file.
-        None if there is no obstacle."""
         if self.compiled:
             return None
         try:
@@ -117,7 +114,6 @@ class FileChoice(CompiledChoice):
         return why_nothing_new(*self.file[:-1])
 
     def compile(self) -> None:
-        """Compile the file unless it exists. The exceptions are those of ``make``."""
         self.make()
 
     def opened(self, load: Callable[[Path], T]) -> T:

@@ -98,7 +98,6 @@ class Driver:
         return self.address("cuStreamGetCaptureInfo_v2")
 
     def message(self, status: int) -> str:
-        """Return the driver's message for a status."""
         text = c_char_p()
         known = self.call.cuGetErrorString(status, ctypes.byref(text)) == 0 and text.value
         return f"CUDA error {status}" + (f": {text.value.decode()}" if known and text.value else "")

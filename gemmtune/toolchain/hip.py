@@ -51,7 +51,6 @@ class Hip:
         self.call = library
 
     def message(self, status: int) -> str:
-        """Return HIP's message for a status."""
         text = self.call.hipGetErrorString(status)
         return f"HIP error {status}" + (f": {text.decode()}" if text else "")
 

@@ -192,7 +192,6 @@ def shared_workspace(capture: Callable[[int], int], size_bytes: int, device: int
 
 
 def workspace_of(launcher: Launching) -> Workspace:
-    """Return the memory for launches of a record on a device."""
     kernel = launcher.kernel
     return shared_workspace(kernel.driver.capture, launcher.record.workspace_bytes, kernel.device, kernel)
 
@@ -230,7 +229,6 @@ def bind(
 
 
 def prepared(launcher: Launcher, problem: Problem, workspace: Workspace) -> DriverLaunch:
-    """Return the launch as plain data."""
     kernel, record = launcher.kernel, launcher.record
     return DriverLaunch(
         record=record,

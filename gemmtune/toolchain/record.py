@@ -39,7 +39,6 @@ class TensorMap:
 
     @property
     def data_type(self) -> int:
-        """The dtype's value of CUtensorMapDataType."""
         return MAP_TYPES[self.dtype]
 
     @property

@@ -21,13 +21,11 @@ def load_template(package: str, file_name: str) -> str:
 
 @functools.cache
 def template_digest(package: str, file_name: str) -> str:
-    """Return the SHA-256 of a template's text, in hexadecimal."""
     return hashlib.sha256(load_template(package, file_name).encode()).hexdigest()
 
 
 @functools.cache
 def template(package: str, file_name: str) -> jinja2.Template:
-    """Return the template, compiled once in a process."""
     return environment().from_string(load_template(package, file_name))
 
 

@@ -39,7 +39,6 @@ class AtenBackend:
     name = NAME
 
     def available(self, device: DeviceInfo) -> Availability:
-        """Return the availability: ok if torch sees the device."""
         if device.type != "cpu" and not torch.cuda.is_available():
             return Availability(ok=False, detail=f"torch {torch.__version__} sees no GPU here")
         return Availability(ok=True, detail=f"torch {torch.__version__}")

@@ -1,7 +1,5 @@
 """Block-sparse products of torch: its sparse product, its Triton kernel with our parameters, and batched products of blocks."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Grouped products by torch: its operation if that leaves the offsets on the device, else a composition that does."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -15,15 +13,7 @@ import torch
 from ...choice import Choice, Claims, Kernel, Scalars, Tensors
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
-from ...problem.grouped_compositions import (
-    grouped_by_terms,
-    grouped_by_torch,
-    grouped_product,
-    masked_by_terms,
-    masked_product,
-    scaled_grouped,
-    widened,
-)
+from ...problem import grouped_compositions as compositions
 from ...problem.layout import ALIGNED_BYTES
 from .dense import copied, of_sums, with_epilogue
 
@@ -50,17 +40,18 @@ class GroupedChoice(Choice):
         return hashlib.sha256(json.dumps([NAME, self.name, self.problem.epilogue is not None]).encode()).hexdigest()
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
-        """Return the same implementation for ``problem``, or why torch does not support it."""
         reason = why_not_native(problem, device) if self.way != COMPOSED else None
         return reason or dataclasses.replace(self, problem=problem)
 
     def bind(self, loaded: Any) -> Kernel:  # noqa: ARG002 - nothing is loaded
         if self.problem.float8:
             native = functools.partial(_native_scaled, fast=self.problem.fast_accum)
-            scaled: Callable[..., Tensor] = native if self.way == NATIVE_SCALED else scaled_grouped
+            scaled: Callable[..., Tensor] = native if self.way == NATIVE_SCALED else compositions.scaled_grouped
             return of_sums(lambda tensors, _: scaled(*tensors), self.problem)
-        terms, on_host = self.problem.divides_terms, self.problem.device_type == "cpu"
-        composed = (masked_by_terms, masked_product, grouped_by_terms, grouped_product)[2 * on_host + (not terms)]
+        on_host = self.problem.device_type == "cpu"
+        by_terms = compositions.grouped_by_terms if on_host else compositions.masked_by_terms
+        by_rows = compositions.grouped_product if on_host else compositions.masked_product
+        composed = by_terms if self.problem.divides_terms else by_rows
         function: Callable[..., Tensor] = _native if self.way == NATIVE else composed
         dtype, encoding, narrow = self.problem.dtype, self.problem.encoding, self.problem.widens_b
 
@@ -68,7 +59,7 @@ class GroupedChoice(Choice):
             if not narrow:
                 return function(*tensors)
             a, b, scale, offs = tensors
-            return function(a, widened(b, scale, encoding, dtype), offs)
+            return function(a, compositions.widened(b, scale, encoding, dtype), offs)
 
         return with_epilogue(copied(run_new), self.problem)
 
@@ -117,7 +108,7 @@ def why_not_native(problem: Problem, device: DeviceInfo) -> str | None:
     # Narrow weights are converted to a contiguous matrix for each group.
     b = Layout.contiguous((problem.groups, problem.k, problem.n), problem.dtype) if problem.widens_b else problem.b
     for role, layout in (("a", problem.a), ("b", b)):
-        if layout.offset or not grouped_by_torch(layout.size[-2:], layout.stride[-2:], layout.dtype.itemsize):
+        if layout.offset or not compositions.grouped_by_torch(layout.size[-2:], layout.stride[-2:], layout.dtype.itemsize):
             return f"{role} {layout}: torch._grouped_mm takes rows or columns that begin at multiples of {ALIGNED_BYTES} bytes"
     if device.type == "cpu":
         return None

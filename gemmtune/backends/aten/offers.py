@@ -1,7 +1,5 @@
 """Choices of torch for a problem, exactly one of them the baseline, and the claims of its operations for the recorded flags."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

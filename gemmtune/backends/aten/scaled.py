@@ -1,7 +1,5 @@
 """scaled_mm by torch's ``_scaled_mm``: the problems that it supports, and copies that adapt operands and scales to it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 
@@ -111,7 +109,8 @@ def _native_product(problem: Problem) -> ScaledCall:
     copy_a = bool(rows or along_k) or (on_gpu and not _rows_aligned(problem.a))
     copy_b = bool(cols or along_k) or (on_gpu and not _rows_aligned(problem.b.transposed))
     place = scale_placer(problem, rows, cols)
-    call = _blocks_call(problem, mode) if mode.blocks else _plain_call(problem)
+    plain = functools.partial(torch._scaled_mm, out_dtype=problem.out.dtype, use_fast_accum=problem.fast_accum)
+    call: Callable[..., Tensor] = _blocks_call(problem, mode) if mode.blocks else plain
 
     def product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         a = _copied(a, rows, along_k) if copy_a else a
@@ -119,18 +118,9 @@ def _native_product(problem: Problem) -> ScaledCall:
         scale_a, scale_b = place(scale_a, scale_b)
         if bias is not None:
             bias = pad(bias.reshape(-1), (0, cols)) if cols else bias.reshape(-1)
-        return call(a, b, scale_a, scale_b, bias, out)
+        return call(a, b, scale_a, scale_b, bias=bias, out=out)
 
     return product
-
-
-def _plain_call(problem: Problem) -> ScaledCall:
-    dtype, fast = problem.out.dtype, problem.fast_accum
-
-    def call(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
-        return torch._scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=dtype, use_fast_accum=fast, out=out)
-
-    return call
 
 
 def _blocks_call(problem: Problem, mode: Mode) -> ScaledCall:

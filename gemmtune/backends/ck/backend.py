@@ -41,8 +41,7 @@ class CkBackend:
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
         """Return the likeliest legal instances, and counts of the others by reason. Needs neither CK nor a compiler nor a GPU."""
-        reason = check_problem(problem, device)
-        if reason is not None:
+        if (reason := check_problem(problem, device)) is not None:
             return Offers(refusals=(Refusal(name=NAME, reason=reason),))
         predicate = Predicate(problem, device)
         legal, refusals = Refusal.apart((predicate.config(*x) for x in predicate.candidates()), NAME, "instances")

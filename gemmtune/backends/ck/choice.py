@@ -66,7 +66,6 @@ class CkChoice(FileChoice):
         )
 
     def compiler(self) -> object:
-        """Return the compiler and CK's headers. Raise UnavailableError if one is missing."""
         return find_hip_compiler(), find_toolkit(self.checkout)
 
     @functools.cached_property
@@ -86,8 +85,6 @@ class CkChoice(FileChoice):
         return NAME, f"{self.source.digest}.hsaco"
 
     def make(self) -> Path:
-        """Return the code object, compiled if missing. Raises the errors of ``compile``."""
-
         def includes() -> tuple[Path, ...]:
             return find_toolkit(self.checkout).includes(cache_dir(NAME))
 
@@ -103,7 +100,6 @@ class CkChoice(FileChoice):
         return Kernel(run=bind(launcher, self.problem, self.name))
 
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:  # noqa: ARG002 - enumeration checked its facts
-        """Return the multiplying kernel's artifact, parsed from its assembly."""
         text = self.opened(assembly_text)
         usage = amdgcn_usage(text)
         artifact = Artifact(

@@ -31,7 +31,6 @@ class Transfer:
 
     @property
     def padded(self) -> bool:
-        """True if LDS pads each line by one."""
         return not self.along_k
 
     def elements(self, version: str) -> int:
@@ -182,7 +181,6 @@ class Config:
 
     @property
     def label(self) -> str:
-        """Config's part of a choice's name."""
         vectors = f"a{self.a.vector}b{self.b.vector}c{self.store.vector}"
         layouts = "".join("k" if x.along_k else name for x, name in ((self.a, "m"), (self.b, "n")))
         path = f"{self.path.tail.lower()}{'' if self.path.loop else '_short'}"

@@ -32,7 +32,6 @@ class Instance:
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
         return WAVE * self.waves[0] * self.waves[1]
 
     @property
@@ -41,7 +40,6 @@ class Instance:
         return self.block_m // (self.mfma * self.waves[0]), self.block_n // (self.mfma * self.waves[1])
 
     def block_k(self, itemsize: int) -> int:
-        """Return the elements along K of one step."""
         return self.bytes_k // itemsize
 
     @property
@@ -52,7 +50,6 @@ class Instance:
         return 2 if self.version == "v3" and self.block_m * self.block_n // self.threads <= 128 else 1
 
     def label(self, itemsize: int) -> str:
-        """Return the instance's part of a choice's name."""
         waves = f"{self.waves[0]}x{self.waves[1]}"
         tile = f"{self.block_m}x{self.block_n}x{self.block_k(itemsize)}"
         return f"{tile}_x{self.mfma}_w{waves}_{self.version}_{self.scheduler}"

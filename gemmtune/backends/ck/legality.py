@@ -10,19 +10,8 @@ from ...problem.dtypes import dtype_name
 from ...problem.rules import why_not
 from ...toolchain.orientation import Oriented, letter, orient, why_not_scaled_sums
 from ...toolchain.structs import MOST_OPERANDS, why_not_epilogue
-from .configs import (
-    WIDE_BYTES,
-    Config,
-    Read,
-    Transfer,
-    path_of,
-    prefetched,
-    read_of,
-    store_of,
-    transfer,
-    vector_along,
-    why_too_short,
-)
+from . import configs
+from .configs import Config, Read, Transfer, path_of, prefetched, read_of, store_of, transfer, vector_along, why_too_short
 from .instances import INSTANCES, WAVE, Instance
 from .products import MFMA_K, Element, Product, product_of
 
@@ -50,8 +39,7 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
     """Return why no instance can serve the problem on this device, or None."""
     if device.type != "hip" or device.arch not in MFMA_K:
         return f"works on AMD GPUs of {' and '.join(MFMA_K)}, not on {device.arch}"
-    reason = why_not(problem, OPS)
-    if reason is not None:
+    if (reason := why_not(problem, OPS)) is not None:
         return reason
     product = product_of(problem.dtype, problem.b.dtype, device.arch)
     if isinstance(product, str):
@@ -161,7 +149,7 @@ class Predicate:
         """Return the copy of an operand to LDS. ``first`` means a, contiguous along K if row-major; b is so if column-major."""
         along_k = (letter(layout) == "t") == first
         block = instance.block_m if first else instance.block_n
-        widest = min(vector_along(layout, -1 if letter(layout) == "t" else -2), WIDE_BYTES // self.itemsize)
+        widest = min(vector_along(layout, -1 if letter(layout) == "t" else -2), configs.WIDE_BYTES // self.itemsize)
         depth = instance.block_k(self.itemsize)
         return transfer(block, depth, instance.threads, self.itemsize, along_k=along_k, widest=widest)
 

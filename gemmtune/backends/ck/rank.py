@@ -50,7 +50,6 @@ SIMDS = 4
 
 
 def estimate_us(config: Config, problem: Problem, element: Element, device: DeviceInfo) -> float:
-    """Return the modelled time of one launch in microseconds."""
     instance, rates = config.instance, RATES[device.arch]
     m, n = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
     tiles = -(-m // instance.block_m) * -(-n // instance.block_n) * problem.batch * config.split_k

@@ -58,7 +58,6 @@ class KernelSource:
 
     @property
     def text(self) -> str:
-        """HIP C++ source."""
         functions = template(*MATH).render(fused=True) if self.values["fused"] else ""
         structs = "\n\n".join(struct_text(one, WRITTEN if one is Work else {}) for one in (Operand, Work))
         return template(*UNIT).render({**self.values, "kernel": KERNEL, "functions": functions, "structs": structs})
@@ -166,7 +165,6 @@ def record_of(predicate: Predicate, config: Config) -> Record:
 
 
 def _scalars(problem: Problem) -> tuple[Scalar, ...]:
-    """Return the places of the scalars that only a call knows."""
     general = (problem.alpha == "general", problem.inp_read is not None and problem.beta == "general")
     fields = (Work.alpha, Work.beta)
     return tuple(Scalar(offset=fields[i].offset, number=i) for i in range(2) if general[i])

@@ -1,7 +1,5 @@
 """The cpp backend: packed GEMM for CPUs, compiled on the machine that runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from ...choice import Availability, Offers, Refusal
@@ -41,7 +39,6 @@ class CppBackend:
         return self.choices_of(configs(problem, device, settings.search), problem, device)
 
     def choices_of(self, found: Iterable[Config], problem: Problem, device: DeviceInfo) -> Offers:
-        """Return the legal configurations as choices, and the others as refusals."""
         choices, refusals = [], []
         for config in found:
             reason = refusal(config, problem, device)

@@ -11,15 +11,14 @@ import torch
 from ...choice import Choice, Claims, Kernel, Offers, Refusal, Scalars, Tensors
 from ...device import DeviceInfo
 from ...numerics.block_sparse import assembled, panels_of, parts
-from ...problem import Epilogue, Layout, Problem
+from ...problem import Layout, Problem
 from ...problem.dtypes import FLOAT8, accumulator_dtype, dtype_info
 from .build import NAME
-from .compiler import Compilable
 from .configs import VECTOR_BYTES, VECTOR_REGISTERS, why_not_epilogue
 from .library import SourceChoice
-from .operands import Side, numbers_per_step, uses_vnni
+from .operands import Side, uses_vnni
 from .plan import thread_count
-from .source import epilogue_values, flags, operand_values, rendered
+from .source import VectorSource, rendered
 
 WIDTHS = (2, 1, 4)
 """Vectors in one row of the micro-tile, in the order of trials."""
@@ -31,25 +30,15 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSource(Compilable):
+class BlockSource(VectorSource):
     """Everything that determines the text of a kernel. Sizes and strides are arguments of the compiled function."""
 
-    arch: str
     dtype: torch.dtype
-    out_dtype: torch.dtype
-    nv: int
     panel_k: int
-    vnni: bool = False
-    epilogue: Epilogue | None = None
 
     @property
     def accumulator(self) -> torch.dtype:
         return accumulator_dtype(self.dtype)
-
-    @property
-    def numbers(self) -> int:
-        """Numbers along K that are multiplied at once and are contiguous in a panel."""
-        return numbers_per_step(self.accumulator, self.arch, vnni=self.vnni)
 
     @property
     def nr(self) -> int:
@@ -63,10 +52,6 @@ class BlockSource(Compilable):
         return tuple(dict.fromkeys(min(rows, most) for rows in (1, 2, 4, 8, most)))
 
     @property
-    def flags(self) -> tuple[str, ...]:
-        return flags(self.arch, self.accumulator, vnni=self.vnni)
-
-    @property
     def text(self) -> str:
         return _render(self)
 
@@ -76,17 +61,13 @@ def _render(source: BlockSource) -> str:
     side = Side(dtype=source.dtype)
     return rendered(
         "bsr.cpp.jinja",
-        **operand_values((side, side), (), source.out_dtype, vnni=source.vnni),
-        **epilogue_values(source.epilogue),
-        arch=source.arch,
-        accumulator=source.accumulator,
-        numbers=source.numbers,
+        source,
+        side,
+        side,
         groups="",
         mr=max(source.heights),
-        nv=source.nv,
         panel_k=source.panel_k,
         heights=source.heights,
-        fused=source.arch != "portable",
     )
 
 
@@ -130,7 +111,6 @@ class BlockChoice(SourceChoice):
         return self.source
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
-        """Return the same kernel for ``problem``, or why it does not serve it. It takes any number of tokens."""
         return why_not_blocks(problem, device) or dataclasses.replace(self, problem=problem)
 
     @property
@@ -172,9 +152,7 @@ class BlockChoice(SourceChoice):
 
 
 def block_offers(problem: Problem, device: DeviceInfo) -> Offers:
-    """Return the kernels for a block-sparse problem."""
-    reason = why_not_blocks(problem, device)
-    if reason is not None:
+    if (reason := why_not_blocks(problem, device)) is not None:
         return Offers(refusals=(Refusal(name=f"{NAME}:bsr", reason=reason),))
     choices = [BlockChoice.of(problem, device, nv) for nv in WIDTHS]
     sparsity = problem.blocks

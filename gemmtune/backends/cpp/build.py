@@ -208,20 +208,13 @@ def _plain(library: ctypes.CDLL, plan: Plan, fail: Callable[[], NoReturn]) -> Ru
     """Return the run of a product without added operands, with the fewest arguments: the call dominates small problems."""
     function = library.gemmtune_product
     function.argtypes, function.restype = [_POINTER] * 4 + [ctypes.c_int], ctypes.c_int
-    words, swapped, threads = plan.words, plan.swapped, torch.get_num_threads
-    address = ctypes.addressof(words)
+    first, threads, address = int(plan.swapped), torch.get_num_threads, ctypes.addressof(plan.words)
 
     def run(out: torch.Tensor, tensors: Tensors, _scalars: Scalars, _plan: Plan = plan) -> None:
-        a, b = tensors
-        if function(address, out.data_ptr(), a.data_ptr(), b.data_ptr(), threads()):
+        if function(address, out.data_ptr(), tensors[first].data_ptr(), tensors[1 - first].data_ptr(), threads()):
             fail()
 
-    def run_swapped(out: torch.Tensor, tensors: Tensors, _scalars: Scalars, _plan: Plan = plan) -> None:
-        a, b = tensors
-        if function(address, out.data_ptr(), b.data_ptr(), a.data_ptr(), threads()):
-            fail()
-
-    return run_swapped if swapped else run
+    return run
 
 
 def _general(library: ctypes.CDLL, plan: Plan, problem: Problem, fail: Callable[[], NoReturn]) -> Run:

@@ -48,7 +48,6 @@ class Compilable(ABC):
 
     @property
     def digest(self) -> str:
-        """Hash of source and flags."""
         return _digest(self)
 
 

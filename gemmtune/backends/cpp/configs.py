@@ -70,8 +70,7 @@ def unsupported(problem: Problem) -> str | None:
     """Return why no configuration serves the problem; None if some may."""
     if problem.device_type != "cpu":
         return f"the problem is on {problem.device_type}, these kernels run on a CPU"
-    reason = why_not(problem, OPERATIONS) or why_not_fnuz(problem)
-    if reason is not None:
+    if (reason := why_not(problem, OPERATIONS) or why_not_fnuz(problem)) is not None:
         return reason
     if problem.prepacked and problem.batched:
         return "a prepacked operand is 2-D"
@@ -79,7 +78,6 @@ def unsupported(problem: Problem) -> str | None:
 
 
 def why_not_epilogue(epilogue: Epilogue) -> str | None:
-    """Return why an epilogue has no C++ form, or None."""
     dtypes = {node.dtype for node in epilogue.nodes} - set(COMPUTE_TYPES)
     dtypes |= {layout.dtype for layout in epilogue.operands} - set(STORAGE_TYPES)
     if dtypes:
@@ -89,8 +87,7 @@ def why_not_epilogue(epilogue: Epilogue) -> str | None:
 
 def refusal(config: Config, problem: Problem, device: DeviceInfo) -> str | None:
     """Return why ``config`` is illegal for the problem on the device, or None. This is the template's only legality predicate."""
-    reason = unsupported(problem)
-    if reason is not None:
+    if (reason := unsupported(problem)) is not None:
         return reason
     if device.arch not in VECTOR_BYTES:
         return f"no micro-kernel for {device.arch}, expected one of {', '.join(VECTOR_BYTES)}"

@@ -25,7 +25,6 @@ class SourceChoice(Choice):
 
     @property
     def compile_key(self) -> str:
-        """Hash of source and flags: one shared object serves every size."""
         return self.compilable.digest
 
     @property
@@ -34,15 +33,12 @@ class SourceChoice(Choice):
 
     @property
     def obstacle(self) -> str | None:
-        """Reason why the kernel cannot run here: it is not compiled, and nothing can be compiled. None if it can run."""
         return None if self.compiled else why_no_compiler()
 
     def compile(self) -> None:
-        """Compile the shared object if it is missing. Raises CompileError, or UnavailableError without a compiler."""
         compile_source(self.compilable, self.name)
 
     def load(self) -> ctypes.CDLL:
-        """Return the compiled functions. Raises CompileError, OSError, or UnavailableError without a compiler."""
         return opened(lambda: compile_source(self.compilable, self.name), load)
 
 

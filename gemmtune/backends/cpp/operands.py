@@ -48,7 +48,6 @@ class ScaleWords:
 
 
 def divided(problem: Problem) -> Groups:
-    """Return the dimension that groups divide."""
     return "" if not problem.groups else "terms" if problem.divides_terms else "rows"
 
 
@@ -62,7 +61,6 @@ def oriented(problem: Problem, nr: int) -> Oriented:
 
 
 def sides(problem: Problem, *, swapped: bool) -> tuple[Side, Side]:
-    """Return the left and right operand in the kernels' order."""
     names = [name for name in ("scale_a", "scale_b", "zero_b") if getattr(problem, name) is not None]
     place = {name: i for i, name in enumerate(names)}
     left = Side(dtype=problem.a.dtype, scale=place.get("scale_a"))

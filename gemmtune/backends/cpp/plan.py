@@ -132,6 +132,5 @@ def _three(layout: Layout) -> tuple[int, int, int]:
 
 
 def _strides(layout: Layout, problem: Problem, swapped: bool) -> tuple[int, int, int]:
-    """Return the strides of an operand broadcast to the result."""
     expanded = layout.expanded(problem.out.size)
     return _three(expanded.transposed if swapped else expanded)

@@ -1,6 +1,8 @@
 """Source of a CPU kernel: the rendered text and the compiler flags."""
 
 import functools
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jinja2
@@ -43,40 +45,51 @@ _AHEAD_BYTES = 1024
 """Prefetch distances for b read in place: in steps of K, and in bytes along the columns of dot products."""
 
 
-def flags(arch: str, accumulator: torch.dtype, *, vnni: bool = False) -> tuple[str, ...]:
-    """Return the compiler flags for an instruction set. No fast-math: NaN, infinities and rounding follow IEEE 754."""
-    return (*_COMMON_FLAGS, *_ARCH_FLAGS[arch], *((_VNNI_FLAGS[accumulator][arch],) if vnni else ()))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorSource(Compilable):
+    """Values that determine the text of every kernel, with ``nv`` vectors in a row of its micro-tile."""
+
+    arch: str
+    vnni: bool = False
+    out_dtype: torch.dtype
+    nv: int
+    epilogue: Epilogue | None = None
+
+    @property
+    @abstractmethod
+    def accumulator(self) -> torch.dtype:
+        """Dtype of sums."""
+
+    @property
+    def numbers(self) -> int:
+        """Numbers along K that are multiplied at once and are contiguous in a panel."""
+        return numbers_per_step(self.accumulator, self.arch, vnni=self.vnni)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Compiler flags for the instruction set. No fast-math: NaN, infinities and rounding follow IEEE 754."""
+        return (*_COMMON_FLAGS, *_ARCH_FLAGS[self.arch], *((_VNNI_FLAGS[self.accumulator][self.arch],) if self.vnni else ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source(Compilable):
+class Source(VectorSource):
     """Everything that determines the text of a kernel. Sizes, strides and blocking are arguments of the compiled function.
 
     ``a`` and ``b`` are the left and right operands, ``scales`` the dtypes of ``Problem.scales``.
     """
 
-    arch: str
-    vnni: bool = False
     a: Side
     b: Side
-    out_dtype: torch.dtype
     mr: int
-    nv: int
     scales: tuple[torch.dtype, ...] = ()
     groups: Groups = ""
-    epilogue: Epilogue | None = None
 
     @property
     def accumulator(self) -> torch.dtype:
-        """Dtype in which products are summed."""
         dtypes = (self.a.dtype, self.b.dtype)
         if dtypes == (torch.int8, torch.int8):
             return torch.int32
         return torch.float64 if torch.float64 in dtypes else torch.float32
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        return flags(self.arch, self.accumulator, vnni=self.vnni)
 
     @property
     def text(self) -> str:
@@ -90,18 +103,22 @@ def _environment() -> jinja2.Environment:
     )
 
 
-def rendered(template: str, *, arch: str, accumulator: torch.dtype, numbers: int = 1, **values: object) -> str:
-    """Return the rendered template with the vector properties of an instruction set and further values."""
-    vector_bytes = VECTOR_BYTES[arch]
+def rendered(template: str, source: VectorSource, *sides: Side, scales: tuple[torch.dtype, ...] = (), **values: object) -> str:
+    """Return the rendered template with the values of the source's operands, epilogue and vectors, and further values."""
+    vector_bytes, accumulator = VECTOR_BYTES[source.arch], source.accumulator
     kind, suffix = {torch.float64: ("d", "pd"), torch.float32: ("", "ps"), torch.int32: ("i", "epi32")}[accumulator]
     return _environment().get_template(template).render(
+        **_operand_values(sides, scales, source),
+        **_epilogue_values(source.epilogue),
         c_type=_C_TYPES[accumulator],
         suffix=suffix,
         register=f"__m{vector_bytes * 8}{kind}",
         vector_bytes=vector_bytes,
         integers=accumulator == torch.int32,
-        numbers=numbers,
-        arch=arch,
+        numbers=source.numbers,
+        arch=source.arch,
+        nv=source.nv,
+        fused=source.arch != "portable",
         **values,
     )  # fmt: skip
 
@@ -110,26 +127,21 @@ def rendered(template: str, *, arch: str, accumulator: torch.dtype, numbers: int
 def _render(source: Source) -> str:
     return rendered(
         "gemm.cpp.jinja",
-        **operand_values((source.a, source.b), source.scales, source.out_dtype, vnni=source.vnni),
-        **epilogue_values(source.epilogue),
-        arch=source.arch,
-        accumulator=source.accumulator,
-        numbers=numbers_per_step(source.accumulator, source.arch, vnni=source.vnni),
+        source,
+        source.a,
+        source.b,
+        scales=source.scales,
         groups=source.groups,
         mr=source.mr,
-        nv=source.nv,
         unroll=_UNROLL[source.arch],
         ahead=_AHEAD,
         ahead_bytes=_AHEAD_BYTES,
         dot_rows=DOT_TILES[source.arch][0],
         dot_columns=DOT_TILES[source.arch][1],
-        fused=source.arch != "portable",
     )  # fmt: skip
 
 
-def operand_values(
-    sides: tuple[Side, Side], scales: tuple[torch.dtype, ...], out_dtype: torch.dtype, *, vnni: bool
-) -> dict[str, object]:
+def _operand_values(sides: Sequence[Side], scales: Sequence[torch.dtype], source: VectorSource) -> dict[str, object]:
     """Return the template values for a, b, their scales, and the result."""
     found = [
         {
@@ -143,9 +155,9 @@ def operand_values(
     ]
     types = [str(side["c_type"]) for side in found]
     narrow = any(name in _NARROW_TYPES.values() for name in types)
-    if vnni and sides[0].dtype == torch.bfloat16:
+    if source.vnni and sides[0].dtype == torch.bfloat16:
         found[0]["c_type"] = found[1]["c_type"] = "p16"
-    elif vnni:
+    elif source.vnni:
         found[1]["c_type"] = "o8"
     return {
         "a": found[0],
@@ -155,11 +167,11 @@ def operand_values(
         "halves": [name for name in ("i4", "u4") if name in types],
         "scales": [STORAGE_TYPES[dtype] for dtype in scales],
         "t_inp": types[0],
-        "t_out": "int32_t" if out_dtype == torch.int32 else STORAGE_TYPES[out_dtype],
+        "t_out": "int32_t" if source.out_dtype == torch.int32 else STORAGE_TYPES[source.out_dtype],
     }
 
 
-def epilogue_values(epilogue: Epilogue | None) -> dict[str, object]:
+def _epilogue_values(epilogue: Epilogue | None) -> dict[str, object]:
     """Return the statements of the epilogue, and the operands that they read."""
     if epilogue is None:
         return {"extras": [], "statements": [], "result_type": ""}

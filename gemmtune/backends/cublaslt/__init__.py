@@ -4,8 +4,6 @@ torch usually runs the first of them, and others are often faster. The heuristic
 it lists nothing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -29,7 +29,6 @@ class CublasLtChoice(Choice):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def at(self, problem: Problem, device: DeviceInfo) -> CublasLtChoice | str:
-        """Return the algorithm for the problem, or why cuBLASLt's check rejects it."""
         try:
             gemm = gemm_of(problem)
             algorithm = checked(self.algorithm, gemm, problem, device.index)
@@ -38,7 +37,6 @@ class CublasLtChoice(Choice):
         return why_not_rounded(algorithm, gemm, problem) or choice_of(problem, algorithm)
 
     def load(self) -> Any:
-        """Return the bindings of the library. Raises UnavailableError if it is missing."""
         return bindings()
 
     def bind(self, loaded: Any) -> Kernel:
@@ -56,7 +54,6 @@ def why_not_rounded(algorithm: Algorithm, gemm: Gemm, problem: Problem) -> str |
 
 
 def choice_of(problem: Problem, algorithm: Algorithm) -> CublasLtChoice:
-    """Return the choice of an algorithm for a problem."""
     attributes = {attribute.name.lower(): value for attribute, value in algorithm.attributes}
     labels = [f"algo{attributes['id']}", *(f"{name}{value}" for name, value in attributes.items() if name != "id")]
     in_output_type = algorithm.splits > 1 and algorithm.reduction in (ReductionScheme.INPLACE, ReductionScheme.OUTPUT_TYPE)

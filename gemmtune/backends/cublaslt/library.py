@@ -16,21 +16,8 @@ import torch
 
 from ...problem import Problem
 from ..scaling import MODES
-from .constants import (
-    ATTRIBUTE_TYPES,
-    COMPUTE_TF32,
-    COMPUTE_TYPES,
-    DATA_TYPES,
-    AlgorithmAttribute,
-    DescAttribute,
-    Epilogue,
-    HeuristicResult,
-    LayoutAttribute,
-    Operation,
-    PreferenceAttribute,
-    ReductionScheme,
-    ScaleMode,
-)  # fmt: skip
+from . import constants
+from .constants import AlgorithmAttribute, DescAttribute, PreferenceAttribute, ReductionScheme, ScaleMode
 from .gemm import Gemm, Matrix
 
 WORKSPACE_BYTES = 32 * 2**20
@@ -104,22 +91,23 @@ def named_errors(call: str) -> Iterator[None]:
 
 
 class Descriptors:
-    """Operation and matrix descriptors of one Gemm, freed with this object. Without an added matrix ``c`` is ``d``."""
+    """constants.Operation and matrix descriptors of one Gemm, freed with this object. Without an added matrix ``c`` is ``d``."""
 
     def __init__(self, gemm: Gemm, problem: Problem) -> None:
         lt = bindings()
         self._made: list[tuple[Any, int]] = []
         weakref.finalize(self, _destroy, self._made).atexit = False
-        scale_type = DATA_TYPES[problem.accumulator]
-        compute_type = COMPUTE_TF32 if problem.precision.input_mode == "tf32" else COMPUTE_TYPES[problem.accumulator]
+        scale_type = constants.DATA_TYPES[problem.accumulator]
+        tf32 = problem.precision.input_mode == "tf32"
+        compute_type = constants.COMPUTE_TF32 if tf32 else constants.COMPUTE_TYPES[problem.accumulator]
         with named_errors("cublasLtMatmulDescCreate"):
             self.operation: int = lt.matmul_desc_create(compute_type, scale_type)
             self._made.append((lt.matmul_desc_destroy, self.operation))
             self._set = functools.partial(_set, lt.matmul_desc_set_attribute, self.operation)
             for attribute, x in ((DescAttribute.TRANSA, gemm.left), (DescAttribute.TRANSB, gemm.right)):
-                self._set(attribute, ctypes.c_int32(Operation.T if x.transposed else Operation.N))
+                self._set(attribute, ctypes.c_int32(constants.Operation.T if x.transposed else constants.Operation.N))
             if gemm.bias:
-                self._set(DescAttribute.EPILOGUE, ctypes.c_uint32(Epilogue.BIAS))
+                self._set(DescAttribute.EPILOGUE, ctypes.c_uint32(constants.Epilogue.BIAS))
                 self.set_bias(PLACEHOLDER + gemm.bias_alignment_bytes)
             if gemm.bias and gemm.batch > 1:
                 self._set(DescAttribute.BIAS_BATCH_STRIDE, ctypes.c_int64(gemm.bias_batch_stride))
@@ -141,12 +129,12 @@ class Descriptors:
     def _matrix(self, matrix: Matrix, batch: int) -> int:
         lt = bindings()
         with named_errors("cublasLtMatrixLayoutCreate"):
-            descriptor: int = lt.matrix_layout_create(DATA_TYPES[matrix.dtype], matrix.rows, matrix.cols, matrix.ld)
+            descriptor: int = lt.matrix_layout_create(constants.DATA_TYPES[matrix.dtype], matrix.rows, matrix.cols, matrix.ld)
             self._made.append((lt.matrix_layout_destroy, descriptor))
             if batch > 1:
-                _set(lt.matrix_layout_set_attribute, descriptor, LayoutAttribute.BATCH_COUNT, ctypes.c_int32(batch))
+                _set(lt.matrix_layout_set_attribute, descriptor, constants.LayoutAttribute.BATCH_COUNT, ctypes.c_int32(batch))
                 stride = ctypes.c_int64(matrix.batch_stride)
-                _set(lt.matrix_layout_set_attribute, descriptor, LayoutAttribute.STRIDED_BATCH_OFFSET, stride)
+                _set(lt.matrix_layout_set_attribute, descriptor, constants.LayoutAttribute.STRIDED_BATCH_OFFSET, stride)
         return descriptor
 
     def set_bias(self, address: int) -> None:
@@ -163,7 +151,7 @@ def algorithms(gemm: Gemm, problem: Problem, index: int, count: int) -> list[Alg
     """Return the query's first ``count`` algorithms on device ``index``, best guess first. Raises RuntimeError for none."""
     lt = bindings()
     made = Descriptors(gemm, problem)
-    results = (HeuristicResult * count)()
+    results = (constants.HeuristicResult * count)()
     returned = ctypes.c_int(0)
     answers = (count, ctypes.addressof(results), ctypes.addressof(returned))
     with torch.cuda.device(index), _preference(gemm, problem) as preference, named_errors("cublasLtMatmulAlgoGetHeuristic"):
@@ -175,7 +163,7 @@ def checked(algorithm: Algorithm, gemm: Gemm, problem: Problem, index: int) -> A
     """Return another problem's algorithm with its workspace for this one. Raises RuntimeError if cuBLASLt cannot use it."""
     lt = bindings()
     made = Descriptors(gemm, problem)
-    opaque, result = ctypes.create_string_buffer(algorithm.opaque, len(algorithm.opaque)), HeuristicResult()
+    opaque, result = ctypes.create_string_buffer(algorithm.opaque, len(algorithm.opaque)), constants.HeuristicResult()
     with torch.cuda.device(index), named_errors("cublasLtMatmulAlgoCheck"):
         lt.matmul_algo_check(
             handle(index), made.operation, made.left, made.right, made.c, made.d,
@@ -225,7 +213,7 @@ def _algorithm(result: Any) -> Algorithm:
     written = ctypes.c_size_t(0)
     with named_errors("cublasLtMatmulAlgoConfigGetAttribute"):
         for attribute in AlgorithmAttribute:
-            value = ATTRIBUTE_TYPES.get(attribute, ctypes.c_uint32)()
+            value = constants.ATTRIBUTE_TYPES.get(attribute, ctypes.c_uint32)()
             lt.matmul_algo_config_get_attribute(
                 ctypes.addressof(result), attribute, ctypes.addressof(value), ctypes.sizeof(value), ctypes.addressof(written)
             )

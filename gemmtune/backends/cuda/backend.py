@@ -1,7 +1,5 @@
 """CUDA backend: our own CUDA C++ kernels for problems where libraries and Triton leave time on the table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ...choice import Availability, Offers
@@ -56,7 +54,6 @@ class CudaBackend:
         return device.type == "cuda" and device.capability == CAPABILITY
 
     def named(self, name: str, problem: Problem, device: DeviceInfo) -> CudaChoice | None:
-        """Return the legal choice with this name, or None."""
         for family in FAMILIES:
             prefix = f"{self.name}:{family.name}_"
             config = family.named(problem, device, name.removeprefix(prefix)) if name.startswith(prefix) else None

@@ -1,10 +1,10 @@
 """Operands in swizzled stages: which operands TMA can copy there, and the boxes of 16-bit operands."""
 
-from __future__ import annotations
+from typing import Any
 
 from ...problem import Layout, Problem
 from ...toolchain.orientation import Oriented, orient
-from ...toolchain.record import Swizzle, TensorMap
+from ...toolchain.record import A, B, Swizzle, TensorMap
 from ...toolchain.structs import strides_of
 from .hopper import LINE_BYTES, SWIZZLED_LINES, TMA_BYTES
 
@@ -29,6 +29,17 @@ def operands_of(problem: Problem, *, swap_ab: bool) -> tuple[Layout, Layout, Ori
     return oriented.a, oriented.b.transposed, oriented
 
 
+def batches(layout: Layout) -> int:
+    """Return the number of matrices in an operand: one if all products share it."""
+    return layout.size[0] if strides_of(layout).batch else 1
+
+
+def grid_of(problem: Problem, config: Any) -> tuple[int, int]:
+    """Return the number of tiles along the rows of p and of q that cover the result."""
+    rows, cols = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
+    return -(-rows // config.shape.block_m), -(-cols // config.shape.block_n)
+
+
 def why_not_boxes(problem: Problem) -> str | None:
     """Return the reason why TMA cannot copy an operand, or None."""
     for name, layout in (("a", problem.a), ("the transpose of b", problem.b.transposed)):
@@ -49,6 +60,13 @@ def why_not_staged(operand: Layout, extent: int, block_k: int, blocks: int) -> s
     return None
 
 
+def why_not_staged_tiles(problem: Problem, config: Any, block_k: int) -> str | None:
+    """Return the reason why the tiles of a cluster cannot share copies of p and q, or None."""
+    shape, (p, q, _) = config.shape, operands_of(problem, swap_ab=config.swap_ab)
+    reason = why_not_staged(p, shape.block_m, block_k, shape.cluster_n)
+    return reason or why_not_staged(q, shape.block_n, block_k, shape.cluster_m)
+
+
 def staged_map(layout: Layout, operand: int, extent: int, block_k: int, blocks: int = 1) -> TensorMap:
     """Return the tensor map of an operand [rows, K] in boxes of ``extent`` swizzled lines, shared among ``blocks`` blocks."""
     along_k, strides, (rows, k) = bool(by_k(layout)), strides_of(layout), layout.size[-2:]
@@ -56,8 +74,16 @@ def staged_map(layout: Layout, operand: int, extent: int, block_k: int, blocks: 
     return TensorMap(
         operand=operand,
         dtype=layout.dtype,
-        sizes=(length, lines, layout.size[0] if strides.batch else 1),
+        sizes=(length, lines, batches(layout)),
         pitches=(pitch * 2, (strides.batch or pitch * lines) * 2),
         box=(LINE, (extent if along_k else block_k) // blocks, 1),
         swizzle=Swizzle.BYTES_128,
     )
+
+
+def staged_maps(problem: Problem, config: Any, lines: tuple[int, int], block_k: int) -> tuple[TensorMap, TensorMap]:
+    """Return the maps of p and q in boxes of ``lines``, shared among the blocks of a cluster that need them."""
+    shape, (p, q, _) = config.shape, operands_of(problem, swap_ab=config.swap_ab)
+    first, second = (B, A) if config.swap_ab else (A, B)
+    map_of_p = staged_map(p, first, lines[0], block_k, shape.cluster_n)
+    return map_of_p, staged_map(q, second, lines[1], block_k, shape.cluster_m)

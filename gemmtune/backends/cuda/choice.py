@@ -65,12 +65,10 @@ class CudaChoice(FileChoice):
 
     @property
     def legal_between(self) -> bool:
-        """Legality for every M between two legal ones, as the family declares for all its configs."""
         return self.family.legal_between
 
     @property
     def one_kernel(self) -> bool:
-        """True: sizes do not change the source."""
         return True
 
     @property
@@ -82,11 +80,9 @@ class CudaChoice(FileChoice):
 
     @property
     def batch_invariant(self) -> bool:
-        """True if the place of a row in its tile does not show. The config alone decides how K is divided."""
         return self.family.batch_invariant(self.problem, self.config)
 
     def launch_variants(self) -> tuple[CudaChoice, ...]:
-        """Return the legal configs that launch the same kernel with other parameters."""
         family, problem, device = self.family, self.problem, self.device
         near = family.launch_variants(problem, device, self.config)
         legal = (config for config in near if family.why_not_config(problem, device, config) is None)
@@ -94,7 +90,6 @@ class CudaChoice(FileChoice):
 
     @functools.cached_property
     def source(self) -> KernelSource:
-        """Source to compile. Problem sizes and launch parameters do not change it."""
         return self.family.source(self.problem, self.config)
 
     @functools.cached_property
@@ -106,11 +101,9 @@ class CudaChoice(FileChoice):
         return NAME, f"{self.source.digest}.cubin"
 
     def make(self) -> Path:
-        """Compile the cubin if it is missing, and return its path. Raises what ``compile`` does."""
         return make_cubin(self.file, lambda: self.source.text, ARCH, self.name)
 
     def compilation(self) -> Callable[[], object]:
-        """Return ``compile`` as a function that needs no torch. Raise UnavailableError without a compiler."""
         return functools.partial(compile_cubin, find_cubin_compiler(), self.file, self.source.text, ARCH, self.name)
 
     def load(self) -> Mapping[str, LoadedKernel]:
@@ -143,7 +136,6 @@ class CudaChoice(FileChoice):
 
     @property
     def arch(self) -> str:
-        """Architecture ``sm90``: the kernels use instructions that only it has."""
         return f"sm{CAPABILITY}"
 
     def forward(self) -> CudaChoice:

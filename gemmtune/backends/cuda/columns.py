@@ -1,10 +1,9 @@
 """Layout of b for kernels that read each column along K: b unchanged if columns are contiguous, else packed."""
 
-from __future__ import annotations
-
 import torch
 
 from ...problem import Layout, Problem
+from .family import C, Family
 
 FORMAT = "K in a row"
 """Layout name of a prepacked b."""
@@ -25,9 +24,14 @@ def is_packed(problem: Problem) -> bool:
     return problem.prepacked and (overlap or not has_aligned_rows(columns))
 
 
-def pack(b: torch.Tensor) -> torch.Tensor:
-    """Return b [K, N], or [K/2, N] with two numbers in a byte, with contiguous columns."""
-    return b.t().contiguous().t()
+class ColumnsFamily(Family[C]):
+    """Family whose kernels read each column of b [K, N], or [K/2, N] with two numbers in a byte, along K."""
+
+    def packed_format(self, problem: Problem, config: C) -> str | None:  # noqa: ARG002 - one for all configs
+        return FORMAT if is_packed(problem) else None
+
+    def pack(self, b: torch.Tensor) -> torch.Tensor:
+        return b.t().contiguous().t()
 
 
 def has_aligned_rows(layout: Layout) -> bool:

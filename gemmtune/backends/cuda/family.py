@@ -1,7 +1,5 @@
 """Base class of a kernel family, and checks that all families share."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import itertools
@@ -17,7 +15,7 @@ from ...numerics.reduction import Reduction
 from ...problem import Problem
 from ...problem.dtypes import dtype_name
 from ...toolchain import structs
-from ...toolchain.record import Record
+from ...toolchain.record import Record, TensorMap, with_maps
 from .hopper import CAPABILITY
 from .kernel import KernelSource
 
@@ -128,11 +126,12 @@ class Family(ABC, Generic[C]):
         fixed = {"tile": list(tile), "stages": shape.stages, "warps": shape.threads // 32, "cluster": cluster, "splits": splits}
         return fixed | launched
 
-    def launch(self, config: Any, work: ctypes.Structure, **more: Any) -> Record:
-        """Return the launch record of the main kernel with the parameters ``work``."""
+    def launch(self, config: Any, work: ctypes.Structure, maps: Sequence[TensorMap] = (), **more: Any) -> Record:
+        """Return the launch record of the main kernel with the parameters ``work``, after ``maps`` if there are any."""
         shape = config.shape
         more = {"shared_bytes": shape.shared_bytes, "pdl": config.pdl} | more
-        return Record(kernel=self.kernel, threads=shape.threads, parameters=bytes(work), **more)
+        record = Record(kernel=self.kernel, threads=shape.threads, parameters=bytes(work), **more)
+        return with_maps(record, maps) if maps else record
 
     def packed_format(self, problem: Problem, config: C) -> str | None:  # noqa: ARG002 - most families take b unchanged
         """Return the layout name that a prepacked b must have, or None for b unchanged."""
@@ -194,7 +193,6 @@ def why_not_here(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 def why_not_device(device: DeviceInfo) -> str | None:
-    """Return the reason why no CUDA kernel serves the device, or None."""
     if device.type != "cuda" or device.capability != CAPABILITY:
         return f"works on CUDA devices of compute capability 9.0, not on {device.arch}"
     return None
@@ -212,6 +210,5 @@ def why_not_result(problem: Problem) -> str | None:
 
 
 def why_not_epilogue(problem: Problem) -> str | None:
-    """Return the reason why the epilogue cannot be expressed, or None."""
     before = (problem.inp_read is not None) + len(problem.scales) + (problem.offs is not None)
     return structs.why_not_epilogue(problem, structs.MOST_OPERANDS - before, RESULTS)

@@ -1,7 +1,5 @@
 """Tile counts and tile order for groups of rows. Offsets say where groups end, and only the device knows them."""
 
-from __future__ import annotations
-
 import math
 
 from ...problem import Problem

@@ -1,7 +1,5 @@
 """Facts of SM90, the only architecture that the kernels target."""
 
-from __future__ import annotations
-
 import torch
 
 CAPABILITY = 90

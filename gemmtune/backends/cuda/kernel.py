@@ -1,7 +1,5 @@
 """Common part of all kernels: launch parameters as C structs, and sources assembled from templates."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json
@@ -128,12 +126,10 @@ class KernelSource:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Names of all kernels, helpers first."""
         return (*self.helpers, self.kernel)
 
     @property
     def parts(self) -> dict[str, str]:
-        """Rendered text of each part, by the part's name."""
         parts: dict[str, str] = {}
         for package, name in (*COMMON, *self.files):
             parts[name.split(".")[0]] = template(package, name).render(self._given | parts)

@@ -133,7 +133,6 @@ class CutlassChoice(FileChoice):
 
     @functools.cached_property
     def source(self) -> Source:
-        """Source to compile. Shapes and launch variants do not change it."""
         problem, inp = self.problem, self.problem.inp_read
         extra = problem.epilogue.operands if problem.epilogue else ()
         return Source(
@@ -154,7 +153,6 @@ class CutlassChoice(FileChoice):
 
     @property
     def compile_key(self) -> str:
-        """Key of the compiled kernel, equal for all shapes and launch variants of one operation and epilogue."""
         return f"cutlass-{self.source.digest}-{self.toolkit.version}-{self.capability}"
 
     @property
@@ -162,11 +160,9 @@ class CutlassChoice(FileChoice):
         return artifact_file(self.source, self.toolkit, self.capability)
 
     def make(self) -> Path:
-        """Compile the shared object if it is missing, and return its path. Raises CompileError; UnavailableError without nvcc."""
         return compile_source(self.source, self.toolkit, self.capability, self.name)
 
     def load(self) -> Library:
-        """Return the functions of the shared object. Raises what ``opened`` does."""
         return self.opened(load)
 
     def bind(self, loaded: Library) -> Kernel:

@@ -73,7 +73,6 @@ class Library:
 
 @functools.lru_cache(maxsize=512)
 def load(path: Path) -> Library:
-    """Return the shared object at ``path``, opened once."""
     return Library(path)
 
 
@@ -153,8 +152,7 @@ def _planned(config: Config, problem: Problem, oriented: Oriented, device: int) 
     words.m, words.n, words.k = oriented.sizes
     words.batch = problem.batch
     words.alpha = 1.0
-    words.out_strides, words.b_strides = strides_of(oriented.out), strides_of(oriented.b)
-    words.a_strides = strides_of(oriented.a)
+    words.out_strides, words.a_strides, words.b_strides = map(strides_of, (oriented.out, oriented.a, oriented.b))
     for i, layout in enumerate(oriented.added):
         words.x_strides[i] = strides_of(layout)
     variant = config.variant

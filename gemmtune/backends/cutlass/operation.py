@@ -19,7 +19,6 @@ SASS_SUFFIX = {"bf16": ".BF16", "tf32": ".TF32", "e4m3": ".E4M3", "e5m2": ".E5M2
 
 
 def bytes_of(element: str, count: int = 1) -> int:
-    """Return the bytes of ``count`` elements."""
     return ELEMENTS[element].itemsize * count
 
 

@@ -56,7 +56,6 @@ AS_IT_IS = 1.02
 
 
 def estimate_us(operation: Operation, oriented: Oriented, problem: Problem, device: DeviceInfo) -> float:
-    """Return the model's time of one launch, in microseconds."""
     m, n, k = oriented.sizes
     tile_m, tile_n, tile_k = operation.tile
     if operation.transposes:

@@ -56,7 +56,6 @@ class Source:
 
     @property
     def compute(self) -> str:
-        """C++ type of the epilogue's values."""
         if self.operation.accumulator == "s32" and not self.fused:
             return "int32_t"
         return "double" if self.operation.accumulator == "f64" else "float"
@@ -82,7 +81,6 @@ class Source:
 
     @property
     def digest(self) -> str:
-        """Hash of everything that determines the text: templates and values. Cheaper than rendering."""
         return _digest(self)
 
 

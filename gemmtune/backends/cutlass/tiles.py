@@ -58,7 +58,6 @@ class Tile:
     cluster: tuple[int, int]
 
     def depth(self, element_bytes: int) -> int:
-        """Return the elements along K."""
         return self.lines * LINE_BYTES // element_bytes
 
     @classmethod
@@ -140,7 +139,6 @@ SHARED_CONVERTING: frozenset[Tile] = frozenset(
 
 
 def is_shared(operation: Operation) -> bool:
-    """Return True if a search tries the operation's tile first."""
     return Tile.of(operation) in (SHARED_CONVERTING if operation.converts else SHARED)
 
 

@@ -58,7 +58,6 @@ class Grid:
 
     @classmethod
     def of(cls, operation: Operation, oriented: Oriented, batch: int, multiprocessors: int) -> Grid:
-        """Return the grid of tiles over d."""
         m, n, k = oriented.sizes
         tile_m, tile_n, tile_k = operation.tile
         if operation.transposes:
@@ -75,7 +74,6 @@ class Grid:
 
     @property
     def tiles(self) -> int:
-        """Number of tiles in all matrices."""
         return self.rows * self.cols * self.batch
 
     @property

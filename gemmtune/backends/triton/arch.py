@@ -1,7 +1,5 @@
 """Facts of each architecture as data: operand staging, multiply instructions, and rough rates for ranking."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ...device import DeviceInfo

@@ -1,7 +1,5 @@
 """Properties of compiled Triton kernels, compared with their predictions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +37,6 @@ NOTHING = Expected()
 
 
 def expected_of(predicate: Predicate, config: Config) -> Expected:
-    """Return the predictions for the mm kernel of ``config``."""
     problem, device = predicate.problem, predicate.device
     tile_bytes = config.block_m * config.block_n * problem.accumulator.itemsize
     return Expected(
@@ -52,7 +49,6 @@ def expected_of(predicate: Predicate, config: Config) -> Expected:
 
 
 def artifact(compiled: Any, expected: Expected = NOTHING) -> Artifact:
-    """Return the artifact of a compiled kernel, with its predictions."""
     metadata = compiled.metadata
     code = assembly(compiled)
     usage: Usage | None

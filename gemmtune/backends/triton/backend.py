@@ -1,7 +1,5 @@
 """Triton backend: enumerates the choices for a problem, and finds one by its name, which mostly states the whole config."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import re
@@ -77,7 +75,6 @@ class TritonBackend:
         return device.type != "cpu"
 
     def named(self, name: str, problem: Problem, device: DeviceInfo) -> Choice | None:
-        """Return the legal choice with this name, or None, also for families that divide a problem into several."""
         return choice_named(name, problem, device)
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
@@ -141,7 +138,6 @@ def offered(problem: Problem, device: DeviceInfo, search: str) -> Iterator[Choic
 
 @functools.lru_cache(maxsize=1024)
 def chosen_configs(problem: Problem, device: DeviceInfo, search: str) -> tuple[Config, ...]:
-    """Return the configs of a search, best by the model first."""
     predicate, count = predicate_for(problem, device), EFFORT[search].configs["triton:mm"]
     chosen = select(predicate, legal_configs(predicate), count)
     if device.type == "hip":
@@ -172,9 +168,9 @@ _FAMILIES: dict[str, type[KernelChoice]] = {
     "mm": TritonChoice, "mixed_mm": TritonChoice, "persistent": PersistentChoice, "vec": VectorChoice,
     "mixed_vec": WordsVectorChoice, "mixed_words": WordsChoice,
 }  # fmt: skip
+"""Classes by the label of a name, without those that divide a problem into several."""
 _IN_RUNS: dict[str, type[KernelChoice]] = {"runs": RunsChoice, "persistent": PersistentRunsChoice}
 """Classes by the label of a name that states a number of parts that programs sum in turn."""
-"""Classes by the label of a name, without those that divide a problem into several."""
 
 
 def choice_named(name: str, problem: Problem, device: DeviceInfo) -> Choice | None:

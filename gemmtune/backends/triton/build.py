@@ -31,7 +31,6 @@ class TritonChoice(KernelChoice):
 
     @classmethod
     def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:
-        """Return the sum over steps of block_k, with a partial sum for each split."""
         return summed_by_steps(problem, where, config, device)
 
     def with_parts(self, count: int, device: DeviceInfo) -> Sequence[Choice]:

@@ -80,10 +80,7 @@ class OperandClass:
     @property
     def contiguous_dim(self) -> int | None:
         """Dimension of stride 1: 1 within a column, 2 within a row, None for neither. A row wins if both hold."""
-        for dim in (2, 1):
-            if self.strides[dim].constant == 1:
-                return dim
-        return None
+        return next((dim for dim in (2, 1) if self.strides[dim].constant == 1), None)
 
     def vector_bytes(self, mask_alignment: int) -> int:
         """Return the widest legal access along the contiguous dimension, in bytes, for mask bounds of ``mask_alignment``."""

@@ -4,8 +4,9 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ...device import DeviceInfo
 from ...problem import Problem
@@ -102,14 +103,19 @@ def unalike(configs: Iterable[Config], count: int | None, most: int) -> list[Con
     """Return the first ``count`` configs (None: all), at most ``most`` of which differ only in stages or other minor options."""
     if count is None:
         return list(configs)
-    chosen: list[Config] = []
-    alike: Counter[tuple[int, ...]] = Counter()
-    for config in configs:
-        shape = (*config.tile, config.block_k, config.warps, config.split_k)
-        if len(chosen) < count and alike[shape] < most:
-            chosen.append(config)
-            alike[shape] += 1
-    return chosen
+    repeated = repeats(lambda config: (*config.tile, config.block_k, config.warps, config.split_k), most)
+    return [config for config in configs if not repeated(config)][:count]
+
+
+def repeats(kind: Callable[[Any], Hashable], most: int) -> Callable[[Any], bool]:
+    """Return a function that is True after ``most`` configs of a kind. As a key of a sort it puts these in front."""
+    seen: Counter[Hashable] = Counter()
+
+    def repeated(config: Any) -> bool:
+        seen[kind(config)] += 1
+        return seen[kind(config)] > most
+
+    return repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

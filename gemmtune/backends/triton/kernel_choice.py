@@ -1,7 +1,5 @@
 """Bases of choices that run Triton kernels of ours."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -50,12 +48,10 @@ class KernelsChoice(CompiledChoice):
 
     @property
     def compiled(self) -> bool:
-        """True if the installed version of Triton has already compiled every kernel here."""
         return all(kernel.compiled for kernel in self.kernels)
 
     @property
     def obstacle(self) -> str | None:
-        """Reason why the kernels cannot run here: they are not compiled, and there is no folder for new files."""
         return None if self.compiled else why_nothing_new("triton")
 
     @property
@@ -73,11 +69,9 @@ class KernelsChoice(CompiledChoice):
         compile_all(self.kernels)
 
     def compilation(self) -> Callable[[], object]:
-        """Return ``compile`` as a function that needs no torch."""
         return functools.partial(compile_all, self.kernels)
 
     def load(self) -> tuple[Any, ...]:
-        """Return the kernels on the current device, or the interpreter's functions. Raises as ``Compilation.load``."""
         return tuple(kernel.load(from_ptx=self.from_ptx) for kernel in self.kernels)
 
 
@@ -127,12 +121,10 @@ class KernelChoice(KernelsChoice):
         return Predicate(problem, device).check(config)
 
     def at(self, problem: Problem, device: DeviceInfo) -> Self | str:
-        """Return this choice's config for ``problem``, or why it does not serve it."""
         reason = check_problem(problem, device) or self.why_not(problem, device, self.config)
         return reason or dataclasses.replace(self.of(problem, device, self.config), from_ptx=self.from_ptx)
 
     def proved_at(self, problem: Problem, device: DeviceInfo) -> Self:
-        """Return the choice for another problem, proved with the source of this one."""
         made = dataclasses.replace(self, problem=problem, where=self.divided(problem, device, self.config))
         made.__dict__["source"] = self.source
         return made
@@ -223,7 +215,6 @@ class KernelChoice(KernelsChoice):
         return hashlib.sha256(f"{self.kernels[0].key} {self.config}{programs}".encode()).hexdigest()
 
     def launch_variants(self) -> Sequence[Self]:
-        """Return the same kernel with the opposite setting of ``pdl``."""
         if not self.spec.dependent:
             return ()
         config = dataclasses.replace(self.config, pdl=not self.config.pdl)
@@ -232,7 +223,6 @@ class KernelChoice(KernelsChoice):
 
     @property
     def record(self) -> Record:
-        """Launch as plain data."""
         arguments, pdl = self.source.arguments, self.config.pdl
         return record_of(arguments, self.problem, self.where, pdl=pdl, blocks=self.blocks, buffers=self.buffers)
 

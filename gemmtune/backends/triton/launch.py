@@ -19,7 +19,7 @@ from ...toolchain.prepared import DriverLaunch, Memory
 from ...toolchain.triton_kernels import toolchain
 from .descriptors import describe, encoded_bytes, encoder
 from .records import Record, launch_record, operand_number
-from .workspace import Acquire, Buffers
+from .workspace import Acquire
 
 PLAIN = ((1, None), (2, None), (0, None))
 """Operands a, b and out, as in a product without bias, scales, epilogue operands or splits."""
@@ -118,7 +118,9 @@ def prepared(loaded: Any, record: Record, acquire: Acquire | None) -> DriverLaun
     metas = _metas(loaded, record)
     if loaded.run.launch_cooperative_grid or loaded.metadata.num_ctas != 1 or None in metas:
         return None
-    driver = find_driver()
+    driver, buffers, memory = find_driver(), record.buffers, None
+    if buffers is not None and acquire is not None:
+        memory = Memory(tensors=acquire, capture=driver.capture_info, size_bytes=buffers.size_bytes)
     described = [(place, how) for place, how in record.operands if how is not None]
     encoders = [encoder(how, meta) for (_, how), meta in zip(described, metas, strict=True)]
     return DriverLaunch(
@@ -129,16 +131,10 @@ def prepared(loaded: Any, record: Record, acquire: Acquire | None) -> DriverLaun
         context=driver.context(torch.cuda.current_device()),
         skipped=None,
         owner=(loaded, driver),
-        memory=_memory(record.buffers, acquire, driver.capture_info),
+        memory=memory,
         maps=tuple(operand_number(place) for place, _ in described),
         encode=lambda number, address: encoded_bytes(encoders[number](address)[0]),
     )
-
-
-def _memory(buffers: Buffers | None, acquire: Acquire | None, capture: int) -> Memory | None:
-    if buffers is None or acquire is None:
-        return None
-    return Memory(tensors=acquire, capture=capture, size_bytes=buffers.size_bytes)
 
 
 def _metas(loaded: Any, record: Record) -> list[Any]:

@@ -1,7 +1,5 @@
 """Legality predicate, before anything is compiled. Its shared memory is an upper bound close to that of Triton's pipeliner."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 
@@ -87,7 +85,6 @@ class Predicate:
         self._staging: dict[int, tuple[Staging, Staging]] = {}
 
     def check(self, config: Config) -> str | None:
-        """Return why ``config`` may not be offered, or None."""
         device = self.device
         reason = _check_shape(self.problem, config) or self.check_split(config) or self.check_scales(config)
         if reason or device.type == "cpu":
@@ -170,7 +167,6 @@ class Predicate:
         return Resources(smem_bytes=self._smem_bytes(config, how, staging), registers=self._registers(config, how, staging))
 
     def staging(self, config: Config) -> tuple[Staging, Staging]:
-        """Return how a and b reach shared memory."""
         staging = self._staging.get(config.block_k)
         if staging is None:
             spec = specialise(self.problem, config, capability=self.device.capability)

@@ -53,7 +53,6 @@ class Copy:
 
     @property
     def elements(self) -> int:
-        """Elements of the copy over the whole batch."""
         rows, cols = self.block
         return self.batch * rows * cols
 
@@ -105,7 +104,6 @@ class PaddedChoice(WrappedChoice):
     copies: tuple[Copy, ...] = field(repr=False)
 
     def at(self, problem: Problem, device: DeviceInfo) -> Self | str:
-        """Return the choice that copies the same operands of ``problem``, or why it does not serve it."""
         reason, padded = why_not_dense(problem), padded_problem(problem)
         if reason is not None or padded is None or [c.letter for c in padded[1]] != [c.letter for c in self.copies]:
             return reason or f"{self.name}: {problem} needs copies of other operands"
@@ -147,11 +145,8 @@ def padded_problem(problem: Problem) -> tuple[Problem, tuple[Copy, ...]] | None:
 
 def padded_k(k: int) -> int:
     """Return K with its padding."""
-    for multiple in K_MULTIPLES:
-        padded = -(-k // multiple) * multiple
-        if padded - k <= MOST_EXTRA * k:
-            return padded
-    return -(-k // K_MULTIPLES[-1]) * K_MULTIPLES[-1]
+    padded = [-(-k // multiple) * multiple for multiple in K_MULTIPLES]
+    return next((size for size in padded if size - k <= MOST_EXTRA * k), padded[-1])
 
 
 def padded_layout(layout: Layout, along_k: int, k: int, *, across: bool) -> Layout:

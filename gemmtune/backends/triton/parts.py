@@ -9,8 +9,6 @@ The low part holds infinities and NaN, and meets only high parts. The high part 
 highest exponent bit). So an infinity meets a zero only if the operands contain both.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Large products: persistent programs compute tile after tile, with blocks moved by the copy engine (TMA, sm90 and newer)."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -77,18 +75,15 @@ class PersistentChoice(KernelChoice):
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why the family or this config may not run the problem, or None."""
         return why_not_persistent(problem, device) or why_not_config(problem, device, config)
 
     def with_parts(self, count: int, device: DeviceInfo) -> Sequence[Choice]:
-        """Return the choice whose programs sum the parts of a tile in turn, where it is legal."""
         config = RunsConfig.of(self.config, count)
         legal = PersistentRunsChoice.why_not(self.problem, device, config) is None
         return [PersistentRunsChoice.of(self.problem, device, config)] if legal else []
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Template values: the order of each operand, if a tile is stored in two halves, and if each part of K has a sum."""
         return {
             "a_transposed": is_transposed(self.problem.a),
             "b_transposed": is_transposed(self.problem.b),
@@ -98,13 +93,11 @@ class PersistentChoice(KernelChoice):
 
     @property
     def blocks(self) -> Blocks:
-        """Blocks of a and b, and of out if a descriptor stores it."""
         stored, out = self.problem.out, (self.config.block_m, self.config.block_n // (2 if halved(self.config) else 1))
         described = stored.stride[-1] == 1 and describable(stored) and stored.dtype.itemsize >= 2
         return operand_blocks(self.problem, self.config) | ({"out": out} if described else {})
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """Return the predictions for a warp group fed by the copy engine."""
         need = persistent_resources(self.problem, device, self.config)
         return Expected(instruction=instruction(Predicate(self.problem, device), self.config), smem_bytes=need.smem_bytes)
 
@@ -115,7 +108,6 @@ class PersistentRunsChoice(InRuns, PersistentChoice):
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why the family or this config may not run the problem, or None."""
         assert isinstance(config, RunsConfig)
         return super().why_not(problem, device, config) or why_not_in_runs(problem, config)
 
@@ -134,7 +126,6 @@ def persistent_choices(problem: Problem, device: DeviceInfo, count: int | None) 
 
 @functools.lru_cache(maxsize=1024)
 def _configs(problem: Problem, device: DeviceInfo) -> tuple[Config, ...]:
-    """Return the legal configs, best by the model first."""
     if why_not_persistent(problem, device) is not None:
         return ()
     predicate, overlaps = Predicate(problem, device), can_overlap(device.capability)
@@ -161,8 +152,7 @@ def _pool(problem: Problem, device: DeviceInfo) -> Iterator[Config]:
 
 def why_not_persistent(problem: Problem, device: DeviceInfo) -> str | None:
     """Return why the template does not serve the problem on this device, or None. ``check_problem`` must have found nothing."""
-    reason = why_not_dense(problem)
-    if reason is not None:
+    if (reason := why_not_dense(problem)) is not None:
         return reason
     if device.type != "cpu" and (device.type != "cuda" or not arch_of(device).warp_group):
         return f"{device.arch}: no copy engine that feeds a warp group"
@@ -179,14 +169,11 @@ def why_not_persistent(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 def halved(config: Config) -> bool:
-    """Return True if a tile is stored in two halves."""
     return config.block_m * config.block_n >= HALVED_ELEMENTS
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Return why ``config`` may not be offered for a problem that the template serves, or None."""
-    reason = why_overhanging(problem, config, "mnk")
-    if reason is not None:
+    if (reason := why_overhanging(problem, config, "mnk")) is not None:
         return reason
     if config.split_k > 1:
         return f"split_k {config.split_k}: the template does not split"

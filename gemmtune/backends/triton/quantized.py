@@ -38,7 +38,6 @@ class ScaleClass:
 
     @classmethod
     def of(cls, problem: Problem, name: ScaleName, layout: Layout) -> ScaleClass:
-        """Return the class of one of the problem's scales."""
         pairs = zip(layout.size[-2:], layout.stride[-2:], strict=True) if len(layout.size) >= 2 else ((1, 0), (1, 0))
         rows, cols = (IntClass.of(0 if n == 1 else s, constants=(0, 1), limit=0) for n, s in pairs)
         block = problem.scale_block(name)
@@ -63,7 +62,6 @@ class ScaleClass:
 
     @property
     def along_k(self) -> bool:
-        """True if the scale changes along K."""
         return self.strides[self.k_dim].constant != 0
 
 

@@ -1,7 +1,5 @@
 """Launches of Triton kernels as plain data, made from a problem and converted to the driver's form."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Reduction classes of templates that sum K in steps of block_k."""
 
-from __future__ import annotations
-
 from ...device import DeviceInfo
 from ...numerics.reduction import Reduction, parts_of, reduction_of
 from ...problem import Problem

@@ -3,8 +3,6 @@
 With many tiles this needs no partial sums in memory. Both kernels belong to one reduction class.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any, Self
@@ -57,14 +55,12 @@ class InRuns(KernelChoice):
 
     @classmethod
     def divided(cls, problem: Problem, device: DeviceInfo, config: Config) -> Geometry:
-        """Return the geometry without splits, with the length of the parts."""
         assert isinstance(config, RunsConfig)
         length = geometry(problem, config.divided).k_per_split
         return dataclasses.replace(super().divided(problem, device, config), k_per_split=length)
 
     @classmethod
     def claimed(cls, problem: Problem, where: Geometry) -> Claims:
-        """Return the claims of the split kernel."""
         return dataclasses.replace(super().claimed(problem, where), splits=-(-problem.k // where.k_per_split))
 
     @classmethod

@@ -28,12 +28,10 @@ class SumChoice(KernelChoice):
 
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        """Return why ``config`` may not run the sum, or None."""
         return SumPredicate(problem, device).check(config)
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Operands of each product, and if K is a multiple of block_k."""
         spec = self.spec
         return {"products": (("a", "b", spec.even_k), ("c", "d", spec.even_k2))}
 
@@ -56,12 +54,10 @@ class SumPredicate(Predicate):
         return next((reason for reason in reasons if reason is not None), None) or self.check_split(config)
 
     def resources(self, config: Config) -> Resources:
-        """Return the larger need of the two products."""
         needs = [product.resources(config) for product in self._products]
         return Resources(smem_bytes=max(x.smem_bytes for x in needs), registers=max(x.registers for x in needs) + SECOND_REGISTERS)
 
     def staging(self, config: Config) -> tuple[Staging, Staging]:
-        """Return the staging of the product with the narrower accesses."""
         return min((product.staging(config) for product in self._products), key=lambda pair: [x.width for x in pair])
 
 

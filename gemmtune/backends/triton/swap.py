@@ -3,8 +3,6 @@
 A warp group multiplies 64 rows at a time, mostly padding if a has few. Columns of b fill them, and a needs a tile of 16.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -40,7 +38,6 @@ class SwappedChoice(WrappedChoice):
     suffix = "_swap"
 
     def at(self, problem: Problem, device: DeviceInfo) -> Self | str:
-        """Return this choice's config for the transposed problem, or why it does not serve it."""
         inner = why_not_dense(problem) or self.inner.at(transposed(problem), device)
         return inner if isinstance(inner, str) else self.around(problem, inner, {"swap_ab": True})
 
@@ -92,7 +89,6 @@ def swapped_choices(problem: Problem, device: DeviceInfo, count: int | None) -> 
 
 @functools.lru_cache(maxsize=1024)
 def _configs(inner: Problem, device: DeviceInfo) -> tuple[Config, ...]:
-    """Return the legal configs for a transposed problem, best by the model first."""
     predicate = Predicate(inner, device)
     legal: list[tuple[Config, Resources]] = []
     for block_m, block_n, block_k, stages in itertools.product(BLOCKS_M, BLOCKS_N, BLOCKS_K, STAGES):

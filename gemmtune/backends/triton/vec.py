@@ -1,7 +1,5 @@
 """Products of a few rows without tensor cores. Nothing is rearranged, so b is read at memory bandwidth."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
@@ -65,8 +63,10 @@ class VectorChoice(KernelChoice):
         """Return a running sum for each lane of block_k. The layout of the tile decides how lanes are added up."""
         return summed_by_lanes(problem, config)
 
-    def expected(self, device: DeviceInfo) -> Expected:
-        return _expected(self, device)
+    def expected(self: KernelChoice, device: DeviceInfo) -> Expected:
+        """Return the FMA instruction and the upper bound of the shared memory."""
+        need = vector_resources(self.problem, device, self.config)
+        return Expected(instruction=vector_instruction(self.problem, device), smem_bytes=need.smem_bytes)
 
 
 def vector_choices(problem: Problem, device: DeviceInfo, count: int | None) -> list[VectorChoice]:
@@ -109,9 +109,7 @@ def why_too_many_rows(problem: Problem, config: Config) -> str | None:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Return why ``config`` may not be offered, or None."""
-    reason = why_overhanging(problem, config, "nk")
-    if reason is not None:
+    if (reason := why_overhanging(problem, config, "nk")) is not None:
         return reason
     if tiles_of(problem, config) >= INT32_LIMIT:
         return "the grid has fewer than 2^31 programs"
@@ -135,12 +133,6 @@ def vector_resources(problem: Problem, device: DeviceInfo, config: Config) -> Re
     return Resources(smem_bytes=max(stages, sums) if arch_of(device).async_copy else sums, registers=registers)
 
 
-def _expected(choice: KernelChoice, device: DeviceInfo) -> Expected:
-    """Return the FMA instruction and the upper bound of the shared memory."""
-    need = vector_resources(choice.problem, device, choice.config)
-    return Expected(instruction=vector_instruction(choice.problem, device), smem_bytes=need.smem_bytes)
-
-
 def _elements(config: Config, device: DeviceInfo) -> int:
     """Return the products of one row that a thread computes in each step."""
     return config.block_n * config.block_k // (config.warps * max(device.warp_size, 1))
@@ -160,11 +152,9 @@ class WordsVectorChoice(WordsKernelChoice):
 
     @classmethod
     def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:  # noqa: ARG003
-        """Return a running sum for each lane of block_k, of numbers from words."""
         return summed_by_lanes(problem, config, own="triton words")
 
-    def expected(self, device: DeviceInfo) -> Expected:
-        return _expected(self, device)
+    expected = VectorChoice.expected
 
 
 def words_vector_choices(problem: Problem, device: DeviceInfo, count: int | None) -> Sequence[WordsVectorChoice]:
@@ -182,8 +172,7 @@ def words_vector_choices(problem: Problem, device: DeviceInfo, count: int | None
 
 def why_not_words_vector(problem: Problem, device: DeviceInfo) -> str | None:
     """Return why the template does not serve a problem that ``check_problem`` accepts on this device, or None."""
-    reason = why_not_words(problem, device)
-    if reason is not None:
+    if (reason := why_not_words(problem, device)) is not None:
         return reason
     if problem.m > MOST_ROWS_OF_WORDS:
         return f"m = {problem.m}: at most {MOST_ROWS_OF_WORDS} rows are served without tensor cores"

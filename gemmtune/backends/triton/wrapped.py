@@ -75,7 +75,6 @@ class WrappedChoice(KernelsChoice):
 
     @functools.cached_property
     def kernels(self) -> tuple[Compilation, ...]:
-        """The copying kernel, if there is one, then the multiplying one."""
         if self.copying is None:
             return self.inner.kernels
         copies = Compilation(name=self.name, source=self.copying.source, warps=COPY_WARPS, target=self.inner.target)
@@ -87,7 +86,6 @@ class WrappedChoice(KernelsChoice):
         return hashlib.sha256(f"{self.inner.content_hash}{self.suffix} after {helper}".encode()).hexdigest()
 
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """Return the artifacts of the copying kernel, which has no prediction, then of the multiplying one."""
         return (*(artifact(kernel.compile()) for kernel in self.kernels[:-1]), *self.inner.artifacts(device))
 
     def launch_variants(self) -> Sequence[Self]:

@@ -1,7 +1,5 @@
 """Configs of the bsr kernel: a compile-time ``Shape``, launch parameters, and the legality predicate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ....device import DeviceInfo
@@ -36,7 +34,6 @@ class Shape:
 
     @property
     def rows(self) -> int:
-        """Rows of the weight in a tile."""
         return self.warps * UNIT
 
     @property
@@ -52,7 +49,6 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """Threads of one block, the copying warps included."""
         return 32 * self.warps + (128 if self.gives_registers else 32)
 
     @property
@@ -109,7 +105,6 @@ def tiles_of(problem: Problem, shape: Shape) -> int:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     shape = config.shape
     if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
         return reason

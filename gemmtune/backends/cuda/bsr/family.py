@@ -1,7 +1,5 @@
 """Family of kernels for block-sparse weights with small blocks: supported problems, time model, source and launches."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -13,7 +11,7 @@ from ....choice import Claims
 from ....device import DeviceInfo
 from ....problem import Problem
 from ....toolchain.orientation import orient
-from ....toolchain.record import A, Address, B, Record, with_maps
+from ....toolchain.record import A, Address, B, Record
 from .. import kernel
 from ..boxes import LINE, by_k, staged_map
 from ..family import INT32_LIMIT, Family
@@ -142,9 +140,10 @@ class Bsr(Family[Config]):
         work.groups, work.tiles = groups_of(problem, shape), tiles_of(problem, shape)
         stored = (problem.out, TRANSPOSED_ELEMENTS) if stores_transposed(problem) else (oriented.out, 2)
         work.paired, aligned = kernel.aligned_out(Work.paired, *stored)
-        launch = self.launch(
+        return self.launch(
             config,
             work,
+            (staged_map(problem.a, A, shape.block_n, LINE, shape.cluster),),
             grid=(shape.cluster * min(config.blocks // shape.cluster, work.tiles), 1, 1),
             cluster=shape.cluster,
             addresses=(*kernel.addresses_of(len(oriented.added)), Address(offset=Work.packed.offset, operand=B)),
@@ -152,7 +151,6 @@ class Bsr(Family[Config]):
             aligned=aligned,
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )
-        return with_maps(launch, (staged_map(problem.a, A, shape.block_n, LINE, shape.cluster),))
 
 
 def stores_transposed(problem: Problem) -> bool:

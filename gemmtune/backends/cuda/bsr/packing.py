@@ -1,7 +1,5 @@
 """Packed weight of the bsr kernel, its fragments in the order of use, and checks that kernels for small blocks share."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

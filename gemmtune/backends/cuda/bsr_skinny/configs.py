@@ -1,7 +1,5 @@
 """Shapes for few tokens, their legality, and the time model that ranks them, with an H200's rates not yet fitted to the kernel."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ....device import DeviceInfo
@@ -55,7 +53,6 @@ class Shape:
 
     @property
     def blocks_per_sm(self) -> int:
-        """Planned blocks per multiprocessor."""
         by_smem = (SMEM_BYTES + SYSTEM_BYTES - L1_BYTES) // (self.shared_bytes + SYSTEM_BYTES)
         most = max(min(MOST_RESIDENT_WARPS // self.warps, by_smem), 1)
         return next((n for n in range(most, 1, -1) if self.registers <= registers_per_thread(self.threads, n)), 1)
@@ -91,7 +88,6 @@ class Config:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     shape = config.shape
     if problem.m > shape.block_n:
         return f"x has {problem.m} tokens, the kernel takes at most {shape.block_n}"

@@ -1,7 +1,5 @@
 """Family of kernels for block-sparse weights and few tokens: supported problems, source and launches."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Packed weight of the bsr_skinny kernel: panels of 16 rows, the longest first, with blocks as fragments. Built with torch."""
 
-from __future__ import annotations
-
 import torch
 
 from ....numerics.block_sparse import parts, rows_of

@@ -1,12 +1,10 @@
 """Configs of the cluster kernel: a compile-time ``Shape``, launch parameters, and the legality predicate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ....device import DeviceInfo
 from ....problem import Problem
-from ..boxes import operands_of, why_not_staged
+from ..boxes import grid_of, why_not_staged_tiles
 from ..hopper import BARRIER_BYTES, HALF_SMEM_BYTES, MOST_CLUSTER, WGMMA_M
 
 IN_FLIGHT, MORE_IN_FLIGHT = 8, 16
@@ -41,17 +39,14 @@ class Shape:
 
     @property
     def cluster(self) -> int:
-        """Blocks of a cluster."""
         return self.cluster_tiles * self.cluster_k
 
     @property
     def warp_groups(self) -> int:
-        """Warp groups that multiply."""
         return self.block_m // WGMMA_M
 
     @property
     def threads(self) -> int:
-        """Threads of one block, the copying warp included."""
         return 128 * self.warp_groups + 32
 
     @property
@@ -158,12 +153,6 @@ class Config:
         return f"{self.shape}_g{self.clusters_per_tile}{'_swap' if self.swap_ab else ''}{overlap}"
 
 
-def grid_of(problem: Problem, config: Config) -> tuple[int, int]:
-    """Return the number of tiles along the kernel's rows and columns that cover the result."""
-    rows, cols = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
-    return -(-rows // config.shape.block_m), -(-cols // config.shape.block_n)
-
-
 def clusters_of(problem: Problem, config: Config) -> int:
     """Return the clusters that cover all results of the batch. At the edges they may include tiles outside."""
     tiles_m, tiles_n = grid_of(problem, config)
@@ -176,7 +165,6 @@ def tiles_of(problem: Problem, config: Config) -> int:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     shape = config.shape
     if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
         return reason
@@ -188,7 +176,7 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     steps = -(-problem.k // shape.block_k)
     if config.parts > steps:
         return f"K has {steps} steps, too few for {config.parts} parts"
-    return _room(problem, config) or _copies(problem, config)
+    return _room(problem, config) or why_not_staged_tiles(problem, config, shape.block_k)
 
 
 def _room(problem: Problem, config: Config) -> str | None:
@@ -203,12 +191,3 @@ def _room(problem: Problem, config: Config) -> str | None:
     if parts_bytes > MOST_PARTS_BYTES:
         return f"{parts_bytes} bytes of sums in memory, at most {MOST_PARTS_BYTES}"
     return None
-
-
-def _copies(problem: Problem, config: Config) -> str | None:
-    """Return the reason why an operand cannot be copied in boxes of this shape, or None."""
-    shape = config.shape
-    p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
-    return why_not_staged(p, shape.block_m, shape.block_k, shape.cluster_n) or why_not_staged(
-        q, shape.block_n, shape.block_k, shape.cluster_m
-    )

@@ -13,14 +13,14 @@ from ....device import DeviceInfo
 from ....numerics.reduction import Reduction, even_parts, reduction_of
 from ....problem import Problem
 from ....problem.rules import why_not_dense
-from ....toolchain.record import WORKSPACE, A, Address, B, Record, with_maps
+from ....toolchain.record import WORKSPACE, A, Address, B, Record
 from ....toolchain.structs import strides_of
 from .. import kernel
-from ..boxes import by_k, operands_of, staged_map, why_not_boxes
+from ..boxes import by_k, grid_of, operands_of, staged_maps, why_not_boxes
 from ..family import Family, beginnings, float32_sums, why_not_epilogue, why_not_here
 from ..hopper import TMA_BYTES, WGMMA
 from ..kernel import KernelSource
-from .configs import ONE_RUN, Config, clusters_of, grid_of, why_not_config
+from .configs import ONE_RUN, Config, clusters_of, why_not_config
 from .rank import candidates, cluster_counts, estimate_us, why_not_likely
 
 PATIENCE = 40
@@ -54,7 +54,6 @@ class Sums:
 
     @classmethod
     def of(cls, problem: Problem, config: Config) -> Sums:
-        """Return the workspace layout of a launch."""
         shape = config.shape
         return cls(
             slices=clusters_of(problem, config) * shape.cluster,
@@ -101,7 +100,6 @@ class Cluster(Family[Config]):
         return why_not_dense(problem) or why_not_here(problem, device) or why_not_boxes(problem) or why_not_epilogue(problem)
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
-        """Yield configs with another start, and with other numbers of clusters per tile."""
         yield from beginnings(config, config.shape.prefetch_stages)
         for count in cluster_counts(config.shape, clusters_of(problem, config), problem, device):
             if count != config.clusters_per_tile:
@@ -167,9 +165,10 @@ class Cluster(Family[Config]):
         work.share = -(-sums.slice_quads // sums.clusters)
         work.p_batched, work.q_batched = bool(strides_of(p).batch), bool(strides_of(q).batch)
         work.paired, aligned = kernel.aligned_out(Work.paired, oriented.out, 2)
-        launch = self.launch(
+        return self.launch(
             config,
             work,
+            staged_maps(problem, config, (shape.block_m, shape.block_n), shape.block_k),
             grid=(shape.cluster * sums.clusters, clusters_m, clusters_n * problem.batch),
             cluster=shape.cluster,
             addresses=(*kernel.addresses_of(len(oriented.added)), *sums.addresses),
@@ -178,9 +177,6 @@ class Cluster(Family[Config]):
             workspace_bytes=sums.size_bytes,
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )
-        first, second = (B, A) if config.swap_ab else (A, B)
-        first_map = staged_map(p, first, shape.block_m, shape.block_k, shape.cluster_n)
-        return with_maps(launch, (first_map, staged_map(q, second, shape.block_n, shape.block_k, shape.cluster_m)))
 
 
 def readers_of(config: Config) -> int:

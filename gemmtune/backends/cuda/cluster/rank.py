@@ -1,7 +1,5 @@
 """Time model that orders the configs, as the sum of a launch's phases. The rates of an H200 order configs elsewhere too."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from ....device import DeviceInfo
@@ -72,7 +70,6 @@ def cluster_counts(shape: Shape, tile_clusters: int, problem: Problem, device: D
 
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
-    """Return the model's time of one launch, in microseconds."""
     shape, tiles, tile_clusters = config.shape, tiles_of(problem, config), clusters_of(problem, config)
     blocks = tiles * config.parts
     busy = min(1.0, blocks / (FILLED[shape.blocks_per_sm] * device.sm_count))

@@ -1,7 +1,5 @@
 """Shapes for one to four rows, their legality, and the time model that ranks them by an H200's rates."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ....device import DeviceInfo
@@ -43,7 +41,6 @@ class Shape:
 
     @property
     def col_tiles(self) -> int:
-        """Products that a warp computes side by side."""
         return self.block_n // TILE_N
 
     @property
@@ -56,7 +53,6 @@ class Shape:
         return min(self.stages, A_WORDS * weights.bits // (16 * words_of(weights)))
 
     def registers(self, weights: Weights) -> int:
-        """Estimate a thread's registers."""
         words = words_of(weights)
         grouped = {name for name, factor in weights.factors.items() if factor.group}
         factors = self.stages * self.col_tiles * (("scale" in grouped) + 2 * ("zero" in grouped))
@@ -65,7 +61,6 @@ class Shape:
         return BASE_REGISTERS + loaded + factors + self.col_tiles * (TILE_REGISTERS + sums)
 
     def blocks_per_sm(self, weights: Weights) -> int:
-        """Return the planned blocks per multiprocessor."""
         most = max(MOST_RESIDENT_WARPS // self.warps, 1)
         return next((n for n in range(most, 1, -1) if self.registers(weights) <= registers_per_thread(self.threads, n)), 1)
 
@@ -98,7 +93,6 @@ class Config:
     prefetch_stages: int = 0
 
     def label(self, weights: Weights) -> str:
-        """Return a name such as ``i4_4x8x2048_s4_w8_pdl4``."""
         return f"{self.shape.label(weights)}{f'_pdl{self.prefetch_stages or str()}' if self.pdl else ''}"
 
 
@@ -118,7 +112,6 @@ def line_bytes(weights: Weights) -> int:
 
 
 def row_bytes(problem: Problem) -> int:
-    """Return the bytes of a column of b."""
     return problem.k * stored(problem).bits // 8
 
 
@@ -128,7 +121,6 @@ def tiles_of(problem: Problem, config: Config) -> int:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:  # noqa: ARG001 - device-independent
-    """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     tiles = tiles_of(problem, config)
     if tiles > MOST_GRID:
         return f"{tiles} blocks of columns, at most {MOST_GRID} fit a dimension of a grid"

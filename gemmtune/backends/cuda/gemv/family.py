@@ -1,7 +1,5 @@
 """Family of kernels for one to four rows: supported problems, source and launches."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -17,7 +15,7 @@ from ....problem.rules import why_not
 from ....toolchain.record import A, Address, B, Record
 from ...cpp.printer import STORAGE_TYPES
 from .. import columns, kernel
-from ..family import Family, beginnings, float32_sums, why_not_epilogue, why_not_here
+from ..family import beginnings, float32_sums, why_not_epilogue, why_not_here
 from ..hopper import MMA
 from ..kernel import KernelSource, addresses_of, common_values, files_of, fill_common, scalars_of, values_of
 from ..mixed.family import NUMBERS, PTX, matrix
@@ -40,7 +38,7 @@ class Work(kernel.Work):
     )  # fmt: skip
 
 
-class Gemv(Family[Config]):
+class Gemv(columns.ColumnsFamily[Config]):
     """Family of ``gemv.cu.jinja``. ``configs.py`` has its shapes, legality and ranking."""
 
     name = "gemv"
@@ -52,8 +50,7 @@ class Gemv(Family[Config]):
     estimate_us = staticmethod(estimate_us)
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
-        reason = why_not(problem, OPERATIONS) or why_not_here(problem, device)
-        if reason is not None:
+        if (reason := why_not(problem, OPERATIONS) or why_not_here(problem, device)) is not None:
             return reason
         if problem.m > BLOCK_M:
             return f"a has {problem.m} rows, at most {BLOCK_M} are served"
@@ -63,12 +60,6 @@ class Gemv(Family[Config]):
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - always
         yield from beginnings(config, config.shape.stages)
-
-    def packed_format(self, problem: Problem, config: Config) -> str | None:  # noqa: ARG002 - one for all configs
-        return columns.FORMAT if columns.is_packed(problem) else None
-
-    def pack(self, b: torch.Tensor) -> torch.Tensor:
-        return columns.pack(b)
 
     def label(self, problem: Problem, config: Config) -> str:
         return config.label(stored(problem))

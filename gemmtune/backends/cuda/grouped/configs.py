@@ -1,12 +1,10 @@
 """Configs of the grouped kernel: a compile-time ``Shape``, launch parameters, and the legality predicate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ....device import DeviceInfo
 from ....problem import Problem
-from ..boxes import LINE, by_k, operands_of, why_not_staged
+from ..boxes import LINE, by_k, operands_of, why_not_staged, why_not_staged_tiles
 from ..groups import most_below, why_not_counted
 from ..hopper import BARRIER_BYTES
 
@@ -42,7 +40,6 @@ class Shape:
 
     @property
     def cluster(self) -> int:
-        """Blocks of a cluster."""
         return self.cluster_m * self.cluster_n
 
     @property
@@ -52,7 +49,6 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """Threads of one block, the copying warps included."""
         return THREADS + (128 if self.gives_registers else 32)
 
     @property
@@ -140,7 +136,6 @@ def most_clusters(problem: Problem, config: Config) -> int:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     shape, (rows, _) = config.shape, config.tile
     if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
         return reason
@@ -156,10 +151,10 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
         return f"a tile of {rows}x{shape.block_n}: results are stored in lines of {LINE}"
     if (reason := why_not_counted(problem, rows, clusters_along_n(problem, config))) is not None:
         return reason
+    if not shape.fitted:
+        return why_not_staged_tiles(problem, config, BLOCK_K)
     p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
-    if shape.fitted:
-        return why_not_staged(p, shape.block_m, BLOCK_K, 1) or why_not_staged(q, shape.fitted, BLOCK_K, 1)
-    return why_not_staged(p, shape.block_m, BLOCK_K, shape.cluster_n) or why_not_staged(q, shape.block_n, BLOCK_K, shape.cluster_m)
+    return why_not_staged(p, shape.block_m, BLOCK_K, 1) or why_not_staged(q, shape.fitted, BLOCK_K, 1)
 
 
 def why_not_groups(problem: Problem) -> str | None:

@@ -1,7 +1,5 @@
 """Family of kernels for grouped products: supported problems, time model, source and launches."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import math
@@ -13,27 +11,16 @@ from ....device import DeviceInfo
 from ....numerics.reduction import Reduction, reduction_of
 from ....problem import Problem
 from ....problem.rules import why_not
-from ....toolchain.record import A, B, Record, with_maps
+from ....toolchain.record import A, B, Record
 from ....toolchain.structs import strides_of
 from .. import kernel
-from ..boxes import by_k, operands_of, staged_map, why_not_boxes
+from ..boxes import by_k, operands_of, staged_map, staged_maps, why_not_boxes
 from ..family import Family, float32_sums, why_not_epilogue, why_not_here
 from ..groups import strip_of_rows, why_not_placed
 from ..hopper import GIVEN_REGISTERS, LEFT_REGISTERS, TMA_BYTES, WGMMA, clusters_at_a_time
 from ..kernel import KernelSource
-from .configs import (
-    BLOCK_K,
-    FITTED,
-    SHAPES,
-    STORED_BYTES,
-    THREADS,
-    Config,
-    Shape,
-    clusters_along_n,
-    most_clusters,
-    why_not_config,
-    why_not_groups,
-)
+from . import configs
+from .configs import BLOCK_K, FITTED, SHAPES, Config, Shape, clusters_along_n, most_clusters, why_not_config, why_not_groups
 
 LAUNCH_US = 3.0
 DRAM_GBPS = 4300.0
@@ -52,7 +39,6 @@ STORED_GBPS = 40.0
 
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
-    """Return the model's time of one launch, in microseconds."""
     shape, rows = config.shape, config.tile[0] * config.shape.cluster_m
     lines_q = float(shape.block_n)
     if problem.divides_terms:
@@ -164,10 +150,10 @@ class Grouped(Family[Config]):
             | kernel.values_of(config.shape, "gives_registers", "products_n")
             | {
                 "block_k": BLOCK_K,
-                "multiplying": THREADS,
+                "multiplying": configs.THREADS,
                 "terms": problem.divides_terms,
                 "swap_ab": config.swap_ab,
-                "stored_bytes": STORED_BYTES,
+                "stored_bytes": configs.STORED_BYTES,
                 "given_registers": GIVEN_REGISTERS,
                 "left_registers": LEFT_REGISTERS,
                 "p_by_k": bool(by_k(p)),
@@ -186,17 +172,16 @@ class Grouped(Family[Config]):
         work.b_batched = not problem.divides_terms and bool(strides_of(problem.b).batch)
         work.vectors, aligned = kernel.aligned_out(Work.vectors, problem.out, TMA_BYTES // problem.out.dtype.itemsize)
         clusters = min(config.blocks // shape.cluster, most_clusters(problem, config))
-        launch = self.launch(
+        maps = staged_maps(problem, config, (shape.block_m, shape.block_n), BLOCK_K)
+        if shape.fitted:
+            maps = staged_map(p, B, shape.block_m, BLOCK_K), staged_map(q, A, shape.fitted, BLOCK_K)
+        return self.launch(
             config,
             work,
+            maps,
             grid=(shape.cluster * clusters, 1, 1),
             cluster=shape.cluster,
             addresses=kernel.addresses_of(1 + len(extra)),
             aligned=aligned,
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )
-        first, second = (B, A) if config.swap_ab else (A, B)
-        if shape.fitted:
-            return with_maps(launch, (staged_map(p, first, shape.block_m, BLOCK_K), staged_map(q, second, shape.fitted, BLOCK_K)))
-        first_map = staged_map(p, first, shape.block_m, BLOCK_K, shape.cluster_n)
-        return with_maps(launch, (first_map, staged_map(q, second, shape.block_n, BLOCK_K, shape.cluster_m)))

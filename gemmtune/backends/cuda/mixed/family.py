@@ -1,7 +1,5 @@
 """Base class of the mixed_mm families: supported problems, source and launches."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 from abc import abstractmethod
@@ -13,10 +11,10 @@ import torch
 from ....device import DeviceInfo
 from ....problem import Layout, Problem
 from ....problem.dtypes import dtype_name
-from ....toolchain.record import Aligned, B, Record, Swizzle, TensorMap, operand_at, with_maps
+from ....toolchain.record import Aligned, B, Record, Swizzle, TensorMap, operand_at
 from ....toolchain.structs import strides_of
 from .. import columns, kernel
-from ..family import Family, beginnings, why_not_epilogue, why_not_here
+from ..family import beginnings, why_not_epilogue, why_not_here
 from ..groups import why_not_counted
 from ..hopper import LINE_BYTES, MOST_CLUSTER, MOST_GRID, TMA_BYTES
 from ..kernel import KernelSource, addresses_of, common_values, files_of, fill_common
@@ -41,7 +39,7 @@ class Work(kernel.Work):
     )  # fmt: skip
 
 
-class MixedFamily(Family[C]):
+class MixedFamily(columns.ColumnsFamily[C]):
     """Mixed_mm family. Its shapes have ``block_m``, ``block_n``, ``block_k(weights)``, ``line_bytes`` and ``stages``."""
 
     legal_between = True
@@ -61,7 +59,6 @@ class MixedFamily(Family[C]):
         return why_not_here(problem, device) or _why_not_operands(problem) or why_not_epilogue(problem)
 
     def why_not_config(self, problem: Problem, device: DeviceInfo, config: C) -> str | None:
-        """Return the reason why a config breaks a limit of all mixed families, or None."""
         if (reason := device.why_no_smem(config.shape.shared_bytes(weights_of(problem), config.cluster_k))) is not None:
             return reason
         if config.cluster_k > MOST_CLUSTER:
@@ -78,18 +75,11 @@ class MixedFamily(Family[C]):
     def label(self, problem: Problem, config: C) -> str:
         return config.label(weights_of(problem))
 
-    def packed_format(self, problem: Problem, config: C) -> str | None:  # noqa: ARG002 - one for all configs
-        return columns.FORMAT if columns.is_packed(problem) else None
-
-    def pack(self, b: torch.Tensor) -> torch.Tensor:
-        return columns.pack(b)
-
     @abstractmethod
     def near_sizes(self, problem: Problem, device: DeviceInfo, config: C) -> Iterable[int]:
         """Return other cluster sizes to try."""
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: C) -> Iterator[C]:
-        """Yield configs with another start, another division of K, or another cluster size."""
         yield from beginnings(config, config.shape.stages)
         if config.cluster_k > 1:
             yield dataclasses.replace(config, interleaved_k=not config.interleaved_k)
@@ -176,9 +166,10 @@ class MixedFamily(Family[C]):
         work.cluster_k, work.interleaved_k, work.prefetch_stages = config.cluster_k, config.interleaved_k, config.prefetch_stages
         aligned = self.tell(work, problem, config)
         maps = self._maps(problem, config, operands)
-        launch = self.launch(
+        return self.launch(
             config,
             work,
+            maps,
             grid=self.grid(problem, config),
             cluster=config.cluster,
             shared_bytes=config.shape.shared_bytes(weights_of(problem), config.cluster_k),
@@ -186,11 +177,9 @@ class MixedFamily(Family[C]):
             aligned=aligned,
             alignment=tuple((one.operand, TMA_BYTES) for one in maps),
         )
-        return with_maps(launch, maps)
 
 
 def tiles_of(problem: Problem, config: MixedConfig) -> tuple[int, int]:
-    """Return the number of tiles along M and N."""
     return -(-problem.m // config.shape.block_m), -(-problem.n // config.shape.block_n)
 
 

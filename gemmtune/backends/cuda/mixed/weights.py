@@ -1,7 +1,5 @@
 """Weights of a mixed_mm problem, and launch parameters of all mixed kernels."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +68,6 @@ class Weights:
 
 @functools.lru_cache(maxsize=256)
 def weights_of(problem: Problem) -> Weights:
-    """Return the weights of a mixed_mm problem with integer b."""
     factors = {}
     for name, layout in (("scale_b", problem.scale_b), ("zero_b", problem.zero_b)):
         if layout is not None:
@@ -96,7 +93,6 @@ class MixedConfig:
 
     @property
     def cluster(self) -> int:
-        """Blocks of a cluster."""
         return self.cluster_k
 
     def label(self, weights: Weights) -> str:

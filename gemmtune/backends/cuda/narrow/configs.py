@@ -1,7 +1,5 @@
 """Shapes of narrow tiles, their legality, and the time model that ranks them by an H100's rates."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ....device import DeviceInfo
@@ -39,12 +37,10 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """Threads of one block, the copying warp included."""
         return 32 * (self.warps_m * self.block_n // TILE_N + 1)
 
     @property
     def row_tiles(self) -> int:
-        """Products that a warp computes side by side."""
         return self.block_m // TILE_M // self.warps_m
 
     @property
@@ -115,7 +111,6 @@ def grid_of(problem: Problem, config: Config) -> tuple[int, int]:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     rows = grid_of(problem, config)[1]
     if rows > MOST_GRID:
         return f"{rows} tiles of rows, at most {MOST_GRID} fit a dimension of a grid"
@@ -143,6 +138,5 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
 
 
 def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
-    """Return every shape with PDL, the likeliest first."""
     found = [Config(shape=shape, pdl=True) for shape in SHAPES]
     return sorted(found, key=lambda config: (estimate_us(problem, device, config), str(config)))

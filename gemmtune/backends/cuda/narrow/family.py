@@ -1,22 +1,18 @@
 """Family of kernels for few rows and narrow tiles: supported problems, source and launches."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
-
-import torch
 
 from ....choice import Claims
 from ....device import DeviceInfo
 from ....numerics.reduction import Reduction, reduction_of
 from ....problem import Layout, Problem
 from ....problem.rules import why_not
-from ....toolchain.record import A, B, Record, Swizzle, TensorMap, with_maps
+from ....toolchain.record import A, B, Record, Swizzle, TensorMap
 from .. import columns, kernel, skinny
 from ..boxes import LINE, by_k
-from ..family import Family, beginnings, float32_sums, why_not_epilogue, why_not_here
+from ..family import beginnings, float32_sums, why_not_epilogue, why_not_here
 from ..hopper import MMA, TMA_BYTES
 from ..kernel import KernelSource, addresses_of, common_values, files_of, fill_common, scalars_of, values_of
 from ..mixed.family import PROMOTION_BYTES, PTX, pitch_bytes
@@ -35,7 +31,7 @@ class Work(kernel.Work):
     )  # fmt: skip
 
 
-class Narrow(Family[Config]):
+class Narrow(columns.ColumnsFamily[Config]):
     """Family of ``narrow.cu.jinja``. ``configs.py`` has its shapes, legality and ranking."""
 
     name = "narrow"
@@ -48,8 +44,7 @@ class Narrow(Family[Config]):
     estimate_us = staticmethod(estimate_us)
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
-        reason = why_not(problem, OPERATIONS) or why_not_here(problem, device)
-        if reason is not None:
+        if (reason := why_not(problem, OPERATIONS) or why_not_here(problem, device)) is not None:
             return reason
         if problem.m > MOST_ROWS:
             return f"a has {problem.m} rows, at most {MOST_ROWS} are served"
@@ -62,17 +57,10 @@ class Narrow(Family[Config]):
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - always
         yield from beginnings(config, config.shape.stages)
 
-    def packed_format(self, problem: Problem, config: Config) -> str | None:  # noqa: ARG002 - one for all configs
-        return columns.FORMAT if columns.is_packed(problem) else None
-
-    def pack(self, b: torch.Tensor) -> torch.Tensor:
-        return columns.pack(b)
-
     def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all problems
         return float32_sums()
 
     def reduction(self, problem: Problem, config: Config) -> Reduction | None:  # noqa: ARG002 - the same for all configs
-        """Return one run of K."""
         return reduction_of(problem, "cuda")
 
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:  # noqa: ARG002 - the config has it all
@@ -93,16 +81,16 @@ class Narrow(Family[Config]):
         fill_common(work, problem.out, [x.expanded(problem.out.size) for x in added])
         work.rows, work.cols, work.prefetch_stages = problem.m, problem.n, config.prefetch_stages
         work.steps = -(-problem.k // shape.block_k)
-        launch = self.launch(
+        return self.launch(
             config,
             work,
+            (_map_of(A, problem.a, shape.block_m), _map_of(B, columns.columns_of(problem), shape.block_n)),
             grid=(*grid_of(problem, config), 1),
             cluster=1,
             addresses=addresses_of(len(added)),
             scalars=scalars_of(problem),
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )
-        return with_maps(launch, (_map_of(A, problem.a, shape.block_m), _map_of(B, columns.columns_of(problem), shape.block_n)))
 
 
 def _map_of(operand: int, layout: Layout, lines: int) -> TensorMap:

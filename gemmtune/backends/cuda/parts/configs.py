@@ -1,14 +1,13 @@
 """Configs of the float32-by-parts kernel: a compile-time ``Shape``, launch parameters, and the legality predicate."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
+from typing import Self
 
 from ....device import DeviceInfo
-from ....problem import Problem
+from ....problem import Layout, Problem
 from ...by_parts import FEW_TERMS, why_not_one_by_one
-from ..boxes import by_k, operands_of
+from ..boxes import batches, by_k, grid_of, operands_of
 from ..hopper import BARRIER_BYTES, MOST_CLUSTER, TMA_BYTES, WGMMA_M
 
 BLOCK_K = 32
@@ -24,6 +23,7 @@ SMEM_GATHERED_STEPS = FEW_TERMS // BLOCK_K
 MOST_TILES = 2**28
 GATHERED_STEPS, GATHERING_N = 16, 64
 """Steps of K whose sum is added to the tile's at once, and the widest tile with registers for it."""
+PLANES_ALIGNED = 1024
 SIDE = 64
 """Lines, and elements along K, of one block of the splitting kernel."""
 
@@ -45,7 +45,6 @@ class Shape:
 
     @property
     def warp_groups(self) -> int:
-        """Warp groups that multiply."""
         return self.block_m // WGMMA_M
 
     @property
@@ -55,7 +54,6 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """Threads of one block, the copying warps included."""
         return 128 * self.warp_groups + (128 if self.gives_registers else 32)
 
     @property
@@ -139,12 +137,6 @@ def copies_p(problem: Problem, config: Config) -> bool:
     return by_k(operands_of(problem, swap_ab=config.swap_ab)[0]) is None
 
 
-def grid_of(problem: Problem, config: Config) -> tuple[int, int]:
-    """Return the number of tiles along the kernel's rows and columns that cover the result."""
-    rows, cols = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
-    return -(-rows // config.shape.block_m), -(-cols // config.shape.block_n)
-
-
 def tiles_of(problem: Problem, config: Config) -> int:
     """Return the tiles of all products of the batch."""
     tiles_m, tiles_n = grid_of(problem, config)
@@ -157,7 +149,6 @@ def steps_of(problem: Problem) -> int:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     shape, tiles = config.shape, tiles_of(problem, config)
     if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
         return reason
@@ -179,3 +170,30 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     if is_packed(problem, config) and copies_p(problem, config):
         return "b is packed, but a needs a copy first: TMA copies rows or columns that are aligned to 16 bytes"
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Scratch memory of a call: a copy of p, then the planes of q. Parts that already exist take no space."""
+
+    copies: bool
+    planes_at: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, problem: Problem, config: Config) -> Self:
+        p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
+        copies = copies_p(problem, config)
+        copied = batches(p) * p.size[-2] * pitch_of(problem.k) * 4 if copies else 0
+        planes_at = -(-copied // PLANES_ALIGNED) * PLANES_ALIGNED
+        size = 0 if is_packed(problem, config) else batches(q) * steps_of(problem) * PARTS * lines_of(q) * LINE_BYTES
+        return cls(copies=copies, planes_at=planes_at, size_bytes=planes_at + size)
+
+
+def lines_of(q: Layout) -> int:
+    return -(-q.size[-2] // PLANE_LINES) * PLANE_LINES
+
+
+def pitch_of(k: int) -> int:
+    """Return the elements between two rows of a copied p."""
+    return -(-k // ALIGNED) * ALIGNED

@@ -13,29 +13,15 @@ from ....choice import Claims
 from ....device import DeviceInfo
 from ....numerics.reduction import Reduction, even_parts, reduction_of
 from ....problem import Layout, Problem
-from ....toolchain.record import WORKSPACE, A, Address, B, Record, Swizzle, TensorMap, with_maps
+from ....toolchain.record import WORKSPACE, A, Address, B, Record, Swizzle, TensorMap
 from ....toolchain.structs import Strides, strides_of, struct_text
 from ...by_parts import parts_of, why_not_parts
 from .. import kernel
-from ..boxes import by_k, operands_of
+from ..boxes import batches, by_k, grid_of, operands_of
 from ..family import Family, float32_sums, why_not_device, why_not_epilogue, why_not_result
 from ..hopper import GIVEN_REGISTERS, LEFT_REGISTERS, TMA_BYTES, WGMMA
 from ..kernel import KernelSource
-from .configs import (
-    ALIGNED,
-    BLOCK_K,
-    LINE_BYTES,
-    PARTS,
-    PLANE_LINES,
-    SIDE,
-    Config,
-    copies_p,
-    grid_of,
-    is_packed,
-    steps_of,
-    tiles_of,
-    why_not_config,
-)  # fmt: skip
+from .configs import BLOCK_K, PLANE_LINES, SIDE, Config, Memory, is_packed, lines_of, pitch_of, steps_of, tiles_of, why_not_config
 from .rank import candidates, estimate_us
 
 FORMAT = "float32 by parts in planes of 32"
@@ -66,7 +52,6 @@ GROUP = 8
 """Rows of tiles that are processed column by column."""
 INSTRUCTION = {torch.float32: WGMMA[torch.bfloat16]}
 SPLITTING_THREADS = 256
-PLANES_ALIGNED = 1024
 
 
 class Source(ctypes.Structure):
@@ -136,10 +121,9 @@ class Parts(Family[Config]):
     def info(self, problem: Problem, config: Config) -> dict[str, Any]:
         shape = config.shape
         facts = self.facts(config, (shape.block_m, shape.block_n, BLOCK_K), cluster=shape.cluster_k, splits=shape.cluster_k)
-        return facts | {"copies": copies_p(problem, config)}
+        return facts | {"copies": Memory.of(problem, config).copies}
 
     def packed_format(self, problem: Problem, config: Config) -> str | None:
-        """Return the layout name of planes for a prepacked b, which is already split, or None."""
         return FORMAT if is_packed(problem, config) else None
 
     def pack(self, b: torch.Tensor) -> torch.Tensor:
@@ -178,9 +162,10 @@ class Parts(Family[Config]):
         work.p_batched, work.q_batched = bool(strides_of(p).batch), bool(strides_of(q).batch)
         work.paired, aligned = kernel.aligned_out(Work.paired, oriented.out, 2)
         planes_at = Address(offset=Work.planes.offset, operand=second if packed else WORKSPACE, more_bytes=memory.planes_at)
-        launch = self.launch(
+        return self.launch(
             config,
             work,
+            [_map(problem, p, first, shape.block_m, memory)],
             grid=(shape.cluster_k * (min(tiles, config.blocks) if config.blocks else tiles), 1, 1),
             cluster=shape.cluster_k,
             pdl=config.pdl or not packed,
@@ -189,10 +174,8 @@ class Parts(Family[Config]):
             aligned=aligned,
             scratch_bytes=memory.size_bytes,
             alignment=((second, TMA_BYTES),) * packed + ((first, TMA_BYTES),) * (not memory.copies),
+            before=() if packed else (self._splitting(problem, config, memory),),
         )
-        if not packed:
-            launch = dataclasses.replace(launch, before=(self._splitting(problem, config, memory),))
-        return with_maps(launch, [_map(problem, p, first, shape.block_m, memory)])
 
     def _splitting(self, problem: Problem, config: Config, memory: Memory) -> Record:
         """Return the launch that splits q and, if needed, copies p."""
@@ -219,39 +202,6 @@ class Parts(Family[Config]):
                 Address(offset=Split.p.offset + data, operand=first),
             ),
         )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Scratch memory of a call: a copy of p, then the planes of q. Parts that already exist take no space."""
-
-    copies: bool
-    planes_at: int
-    size_bytes: int
-
-    @classmethod
-    def of(cls, problem: Problem, config: Config) -> Memory:
-        """Return the memory of a launch."""
-        p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
-        copies = copies_p(problem, config)
-        copied = batches(p) * p.size[-2] * pitch_of(problem.k) * 4 if copies else 0
-        planes_at = -(-copied // PLANES_ALIGNED) * PLANES_ALIGNED
-        size = 0 if is_packed(problem, config) else batches(q) * steps_of(problem) * PARTS * lines_of(q) * LINE_BYTES
-        return cls(copies=copies, planes_at=planes_at, size_bytes=planes_at + size)
-
-
-def lines_of(q: Layout) -> int:
-    return -(-q.size[-2] // PLANE_LINES) * PLANE_LINES
-
-
-def pitch_of(k: int) -> int:
-    """Return the elements between two rows of a copied p."""
-    return -(-k // ALIGNED) * ALIGNED
-
-
-def batches(layout: Layout) -> int:
-    """Return the number of matrices in an operand: one if all products share it."""
-    return layout.size[0] if strides_of(layout).batch else 1
 
 
 def _map(problem: Problem, p: Layout, operand: int, block_m: int, memory: Memory) -> TensorMap:

@@ -1,7 +1,5 @@
 """Time model that orders the configs, as the sum of a launch's phases, by an H200's rates."""
 
-from __future__ import annotations
-
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..boxes import operands_of
@@ -31,7 +29,6 @@ KEPT_GBPS = 100.0
 
 
 def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
-    """Return the model's time of all launches, in microseconds."""
     shape, tiles = config.shape, tiles_of(problem, config)
     at_a_time = clusters_at_a_time(device.sm_count, shape.cluster_k)
     waves = -(-tiles // at_a_time)
@@ -58,7 +55,6 @@ def _splitting_us(problem: Problem, config: Config, rows: int, cols: int) -> flo
 
 
 def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
-    """Return every shape with and without ``swap_ab``, best first."""
     found = [_filled(shape, problem, device, swap_ab=swap_ab) for shape in SHAPES for swap_ab in (False, True)]
     return sorted(found, key=lambda config: (estimate_us(problem, device, config), config.swap_ab, str(config)))
 

@@ -1,7 +1,5 @@
 """Family of kernels for few rows times 4-bit or 8-bit weights, and its time model with an H200's rates."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -52,7 +50,6 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """Threads of one block, the copying warp included."""
         return 32 * (self.warps_n * self.warps_k + 1)
 
     @property
@@ -62,7 +59,6 @@ class Shape:
 
     @property
     def sums(self) -> int:
-        """Accumulators of a thread."""
         return self.col_tiles * self.block_m // 2
 
     @property
@@ -151,8 +147,7 @@ class Skinny(MixedFamily[Config]):
         shape, weights = config.shape, weights_of(problem)
         if problem.m > shape.block_m:
             return f"a has {problem.m} rows, the kernel takes at most {shape.block_m}"
-        reason = super().why_not_config(problem, device, config)
-        if reason is not None:
+        if (reason := super().why_not_config(problem, device, config)) is not None:
             return reason
         needed, most = shape.registers(weights), registers_per_thread(shape.threads, shape.blocks_per_sm(weights))
         return f"needs about {needed} registers for each thread, {most} are left" if needed > most else None
@@ -164,7 +159,6 @@ class Skinny(MixedFamily[Config]):
         return tuple(config.cluster_k for config in sorted(legal, key=lambda config: self.estimate_us(problem, device, config)))
 
     def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
-        """Return the model's time of a launch, from the bytes it reads and their bandwidth."""
         shape, blocks, weights, tiles = config.shape, config.cluster_k, weights_of(problem), tiles_of(problem, config)[1]
         stage_bytes, resident = weights.stage_bytes(shape.block_m, shape.block_n), shape.blocks_per_sm(weights)
         at_a_time = clusters_at_a_time(device.sm_count, blocks)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ....device import DeviceInfo
 from ....problem import Problem
-from ..boxes import by_k, operands_of, why_not_staged
+from ..boxes import by_k, why_not_staged_tiles
 from ..family import INT32_LIMIT
 from ..hopper import BARRIER_BYTES, GIVEN_REGISTERS, LEFT_REGISTERS, SMEM_BYTES, SWIZZLED_LINES, WGMMA_M
 
@@ -41,7 +41,6 @@ class Shape:
 
     @property
     def cluster(self) -> int:
-        """Blocks of a cluster."""
         return self.cluster_m * self.cluster_n
 
     @property
@@ -51,12 +50,10 @@ class Shape:
 
     @property
     def multiplying(self) -> int:
-        """Threads that multiply."""
         return 128 * self.warp_groups
 
     @property
     def threads(self) -> int:
-        """Threads of one block, the copying warp group included."""
         return self.multiplying + 128
 
     @property
@@ -86,7 +83,6 @@ class Shape:
 
     @property
     def sums_bytes(self) -> int:
-        """Size of a tile's sums."""
         return 4 * self.block_m * self.block_n
 
     def __str__(self) -> str:
@@ -148,7 +144,6 @@ class Division:
 
     @classmethod
     def of(cls, problem: Problem, config: Config) -> Division:
-        """Return the division of a launch."""
         rows, cols = tiles_of(problem, config)
         steps, clusters = -(-problem.k // BLOCK_K), config.blocks // config.shape.cluster
         waves, left = divmod(rows * cols, clusters)
@@ -179,7 +174,6 @@ def lines_of(problem: Problem, config: Config) -> int:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    """Return the reason why ``config`` is illegal for a problem that ``why_not`` accepts, or None."""
     shape = config.shape
     if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
         return reason
@@ -193,5 +187,4 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     rows, cols = tiles_of(problem, config)
     if rows * cols + 2 * config.blocks >= INT32_LIMIT:
         return f"{rows * cols} tiles cannot be counted in 32 bits"
-    p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
-    return why_not_staged(p, shape.block_m, BLOCK_K, shape.cluster_n) or why_not_staged(q, shape.block_n, BLOCK_K, shape.cluster_m)
+    return why_not_staged_tiles(problem, config, BLOCK_K)

@@ -1,7 +1,5 @@
 """Family of persistent kernels for dense products: supported problems, time model, source and launches."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -12,9 +10,9 @@ from ....device import DeviceInfo
 from ....numerics.reduction import Reduction, reduction_of
 from ....problem import Problem
 from ....problem.rules import why_not_dense
-from ....toolchain.record import WORKSPACE, A, Address, B, Record, with_maps
+from ....toolchain.record import WORKSPACE, A, Address, B, Record
 from .. import grouped, kernel, wgmma_stream
-from ..boxes import by_k, operands_of, staged_map, why_not_boxes
+from ..boxes import by_k, operands_of, staged_maps, why_not_boxes
 from ..family import Family, beginnings, float32_sums, why_not_epilogue, why_not_here
 from ..groups import strip_of_rows, why_not_placed
 from ..hopper import TMA_BYTES, WGMMA, clusters_at_a_time
@@ -101,7 +99,6 @@ class Stream(Family[Config]):
         )
 
     def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
-        """Return the model's time of one launch, in microseconds."""
         shape, division = config.shape, Division.of(problem, config)
         at_a_time = min(division.clusters, clusters_at_a_time(device.sm_count, shape.cluster))
         waves, slow = division.waves + (1 / division.parts if division.shared else 0), -(-division.clusters // at_a_time)
@@ -111,7 +108,6 @@ class Stream(Family[Config]):
         return LAUNCH_US + max(steps_us + tiles_us, problem.bytes / DRAM_GBPS / 1e3) + exchange_us
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
-        """Return every shape with and without ``swap_ab``, with shared and with whole tiles, best first."""
         found = [
             Config(
                 shape=shape, blocks=blocks_of(shape, device), swap_ab=swap_ab, whole=whole, pdl=True, prefetch_stages=shape.stages
@@ -123,7 +119,6 @@ class Stream(Family[Config]):
         return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), not config.whole, str(config)))
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - config decides
-        """Yield configs with another start, and with whole or shared tiles."""
         yield from beginnings(config, config.shape.stages)
         yield dataclasses.replace(config, whole=not config.whole)
 
@@ -172,7 +167,7 @@ class Stream(Family[Config]):
 
     def record(self, problem: Problem, config: Config) -> Record:
         """Return the launch record. The workspace has the flags of warps, then the sums that each block leaves."""
-        shape, division, (p, q, _) = config.shape, Division.of(problem, config), operands_of(problem, swap_ab=config.swap_ab)
+        shape, division = config.shape, Division.of(problem, config)
         extra = operands_of(problem, swap_ab=False)[2].added
         work = Work()
         kernel.fill_common(work, problem.out, extra)
@@ -184,9 +179,11 @@ class Stream(Family[Config]):
         work.prefetch_stages = config.prefetch_stages
         work.vectors, aligned = kernel.aligned_out(Work.vectors, problem.out, TMA_BYTES // problem.out.dtype.itemsize)
         blocks = shape.cluster * division.clusters
-        launch = self.launch(
+        lines = (shape.block_m, work.lines) if config.swap_ab else (work.lines, shape.block_n)
+        return self.launch(
             config,
             work,
+            staged_maps(problem, config, lines, BLOCK_K),
             grid=(blocks, 1, 1),
             cluster=shape.cluster,
             addresses=(*kernel.addresses_of(len(extra)), *(SUMS_AND_FLAGS if division.shared else ())),
@@ -195,10 +192,6 @@ class Stream(Family[Config]):
             workspace_bytes=FLAGS_BYTES + blocks * shape.sums_bytes if division.shared else 0,
             alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )
-        first, second = (B, A) if config.swap_ab else (A, B)
-        lines_p, lines_q = (shape.block_m, work.lines) if config.swap_ab else (work.lines, shape.block_n)
-        first_map = staged_map(p, first, lines_p, BLOCK_K, shape.cluster_n)
-        return with_maps(launch, (first_map, staged_map(q, second, lines_q, BLOCK_K, shape.cluster_m)))
 
 
 def blocks_of(shape: Shape, device: DeviceInfo) -> int:

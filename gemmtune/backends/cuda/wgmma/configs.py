@@ -1,7 +1,5 @@
 """Shapes and configs of the wgmma kernels for many rows times narrow weights."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..hopper import SMEM_BYTES, SYSTEM_BYTES, WGMMA_M, registers_per_thread
@@ -45,17 +43,14 @@ class Shape:
 
     @property
     def block_n(self) -> int:
-        """Columns of b in a tile."""
         return WGMMA_M * self.warp_groups * self.col_tiles
 
     @property
     def sums(self) -> int:
-        """Accumulators of a thread."""
         return self.col_tiles * self.block_m // 2
 
     @property
     def gives_registers(self) -> bool:
-        """True if the copying warps leave registers to the multiplying ones."""
         return self.sums > MANY_SUMS
 
     @property
@@ -106,12 +101,10 @@ class Shape:
         return max(self._stages_bytes(weights), self._finished_bytes(cluster_k))
 
     def registers(self, weights: Weights) -> int:
-        """Estimate the registers of a multiplying thread."""
         return BASE_REGISTERS + self.sums + 2 * self.col_tiles * len(weights.factors)
 
     @property
     def most_registers(self) -> int:
-        """Maximum registers of a multiplying thread."""
         return LEFT_REGISTERS if self.gives_registers else registers_per_thread(self.threads, self.blocks_per_sm)
 
     def label(self, weights: Weights) -> str:

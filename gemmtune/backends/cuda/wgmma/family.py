@@ -3,8 +3,6 @@
 The constants are fitted to the times of 3,600 choices for 22 weights on H100s, which they give within a tenth.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import math
@@ -79,8 +77,7 @@ class Wgmma(MixedFamily[Config]):
         return reason or (groups.why_not_placed(problem) if problem.groups else None)
 
     def why_not_config(self, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        reason = super().why_not_config(problem, device, config)
-        if reason is not None:
+        if (reason := super().why_not_config(problem, device, config)) is not None:
             return reason
         shape, weights = config.shape, weights_of(problem)
         if problem.groups and config.prefetch_stages:
@@ -97,7 +94,6 @@ class Wgmma(MixedFamily[Config]):
         return why_not_shape(shape, weights)
 
     def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
-        """Return the model's time of one launch, from what a multiprocessor multiplies and reads."""
         shape, blocks = config.shape, config.cluster_k
         rows, cols = tiles_of(problem, config)
         below = groups.tiles_below(problem, shape.block_m) if problem.groups else rows
@@ -113,7 +109,6 @@ class Wgmma(MixedFamily[Config]):
         return LAUNCH_US[shape.blocks_per_sm] + max(each * (multiplying_us + ending_us), problem.bytes / DRAM_GBPS / 1e3)
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
-        """Return every shape with every cluster size, best first."""
         shapes = (SHAPES_FOR_GROUPS if problem.groups else SHAPES)[weights_of(problem).bits]
         found = [
             Config(shape=shape, cluster_k=size, pdl=True, prefetch_stages=0 if problem.groups else shape.stages)

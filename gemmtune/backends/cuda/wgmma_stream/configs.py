@@ -25,17 +25,14 @@ class Shape(wgmma.Shape):
 
     @property
     def gives_registers(self) -> bool:
-        """True: the copying warp group leaves registers to the multiplying ones."""
         return True
 
     @property
     def threads(self) -> int:
-        """Threads of one block, the copying warp group included."""
         return 128 * self.warp_groups + 128
 
     @property
     def most_registers(self) -> int:
-        """Maximum registers of a multiplying thread."""
         return REGISTERS[self.warp_groups][1]
 
     def shared_bytes(self, weights: Weights, cluster_k: int = 1) -> int:  # noqa: ARG002 - no cluster divides K
@@ -88,7 +85,6 @@ class Division:
 
     @classmethod
     def of(cls, tiles: int, steps: int, config: Config) -> Division:
-        """Return the division of a launch."""
         blocks = min(config.blocks, tiles) if config.whole else config.blocks
         waves, left = divmod(tiles, blocks)
         parts = 1 if config.whole or not left else max(1, min(blocks // left, steps // LEAST_STEPS, MOST_PARTS))

@@ -3,8 +3,6 @@
 The constants of the time model are fitted to times on an H100.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -85,7 +83,6 @@ class WgmmaStream(MixedFamily[Config]):
         return None
 
     def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
-        """Return the model's time of one launch, from what a multiprocessor multiplies and reads."""
         division, tile_us = division_of(problem, config), steps_of(problem, config) * step_us_of(problem, config.shape)
         rounds = division.waves + (1 / division.parts if division.left else 0.0)
         busy = (division.waves * division.blocks + division.left) / (rounds * device.sm_count)
@@ -102,7 +99,6 @@ class WgmmaStream(MixedFamily[Config]):
         return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), not config.whole, str(config)))
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - config decides
-        """Yield configs with another start, and with whole or divided tiles."""
         yield from beginnings(config, config.shape.stages)
         yield dataclasses.replace(config, whole=not config.whole)
 
@@ -172,13 +168,11 @@ class WgmmaStream(MixedFamily[Config]):
 
 
 def division_of(problem: Problem, config: Config) -> Division:
-    """Return the division of the problem's tiles."""
     rows, cols = tiles_of(problem, config)
     return Division.of(rows * cols, steps_of(problem, config), config)
 
 
 def step_us_of(problem: Problem, shape: Shape) -> float:
-    """Return the time of one step of a tile."""
     weights = weights_of(problem)
     products = shape.block_k(weights) // 16 * shape.warp_groups * shape.col_tiles
     return products * (WIDEN_NS[weights.bits] + ROW_NS * shape.block_m) / 1e3

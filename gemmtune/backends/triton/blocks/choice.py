@@ -1,7 +1,5 @@
 """Kernel of block-sparse products as a choice, with the indices of its launch."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +63,6 @@ class BlocksChoice(KernelChoice):
 
     @property
     def axes(self) -> Mapping[str, Sequence[int]]:
-        """Axes along which a search may move this config; none in the interpreter."""
         return {} if self.target is None else AXES
 
     @property
@@ -87,7 +84,6 @@ class BlocksChoice(KernelChoice):
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Template values: block size, tiles and steps per block, dtype of the indices, and order of the weight."""
         (panel_n, panel_k), sparsity = self.panel, self.problem.blocks
         return {
             "panel_n": panel_n,
@@ -113,7 +109,6 @@ class BlocksChoice(KernelChoice):
         return text if self.target is not None else f"{text}.to(tl.float32)"
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """Return the shared memory and, on HIP, the instruction, both from the dense template's predicate."""
         predicate, config = Predicate(self.problem, device), self.config.as_multiplied
         multiplies = instruction(predicate, config) if device.type == "hip" else None
         smem_bytes = max(predicate.resources(config).smem_bytes, transpose_bytes(self.problem, device, self.config))
@@ -121,7 +116,6 @@ class BlocksChoice(KernelChoice):
 
     @property
     def packed_format(self) -> str | None:
-        """Description of a prepacked weight's panels."""
         rows = f" {self.config.rows}" if self.config.rows != "neighbours" else ""
         return f"panels {self.config.block_n}x{self.config.block_k}{rows}" if self.problem.prepacked else None
 

@@ -1,7 +1,5 @@
 """Configs of the kernel for block-sparse products, and their legality."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +41,6 @@ class BlocksConfig(Config):
 
     @property
     def panels(self) -> int:
-        """Panels of one program."""
         return 2 if self.rows == "pairs" else 1
 
     @property
@@ -65,7 +62,6 @@ def transpose_bytes(problem: Problem, device: DeviceInfo, config: BlocksConfig) 
 
 
 def why_not_blocks(problem: Problem) -> str | None:
-    """Return why the template does not serve the problem, or None."""
     sparsity = problem.blocks
     if problem.integers and problem.epilogue is not None:
         return "an epilogue on integer products runs in torch"
@@ -98,7 +94,6 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: BlocksConfig) -
 
 
 def _why_not_rows(problem: Problem, config: BlocksConfig) -> str | None:
-    """Return why the weight's rows may not be ordered this way, or None."""
     if config.rows == "neighbours":
         return None
     sparsity = problem.blocks

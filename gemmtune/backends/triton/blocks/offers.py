@@ -1,10 +1,7 @@
 """Candidate kernels of the blocks template, ordered by a model of their limits."""
 
-from __future__ import annotations
-
 import functools
 import itertools
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,7 +12,7 @@ from ....device import DeviceInfo
 from ....effort import EFFORT
 from ....problem import Problem
 from ..arch import can_overlap
-from ..configs import splits_for, tiles_of
+from ..configs import repeats, splits_for, tiles_of
 from ..legality import LEAST_BLOCK
 from .choice import BlocksChoice
 from .configs import MOST_SPLITS, BlocksConfig, why_not_blocks, why_not_config
@@ -67,23 +64,15 @@ def ranked(problem: Problem, device: DeviceInfo) -> tuple[BlocksConfig, ...]:
     """
     legal = [config for config in _pool(problem, device) if why_not_config(problem, device, config) is None]
     legal.sort(key=lambda config: cost(problem, device, config))
-    order = _varied([config for config in legal if config.rows == "neighbours"], MOST_ALIKE)
-    ordered = _varied([config for config in legal if config.rows != "neighbours"], MOST_ORDERED)
+    order = sorted((config for config in legal if config.rows == "neighbours"), key=repeats(_kind, MOST_ALIKE))
+    ordered = sorted((config for config in legal if config.rows != "neighbours"), key=repeats(_kind, MOST_ORDERED))
     for place, config in enumerate(ordered):
         order.insert((place + 1) * ORDERED_EVERY - 1, config)
     return tuple(order)
 
 
-def _varied(configs: list[BlocksConfig], most: int) -> list[BlocksConfig]:
-    """Return the configs with the first ``most`` of each tile and row order in front."""
-    seen: Counter[tuple[object, ...]] = Counter()
-    first: list[BlocksConfig] = []
-    rest: list[BlocksConfig] = []
-    for config in configs:
-        kind = (config.whole.tile, config.rows)
-        seen[kind] += 1
-        (first if seen[kind] <= most else rest).append(config)
-    return first + rest
+def _kind(config: BlocksConfig) -> tuple[object, ...]:
+    return config.whole.tile, config.rows
 
 
 def cost(problem: Problem, device: DeviceInfo, config: BlocksConfig) -> float:

@@ -1,7 +1,5 @@
 """Kernels of grouped products as choices, with the geometry of their launches."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -103,7 +101,6 @@ class RowsChoice(GroupedChoice):
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Template values: group look-up, order and loading of blocks, and which operand is on the left."""
         config, problem = self.config, self.problem
         assert isinstance(config, GroupedConfig)
         return {
@@ -161,7 +158,6 @@ class TermsChoice(GroupedChoice):
 
 
 def grouped_geometry(problem: Problem, config: Config, programs: int) -> GroupedGeometry:
-    """Return the geometry of a launch with this number of programs."""
     where = {field.name: getattr(geometry(problem, config), field.name) for field in dataclasses.fields(Geometry)}
     return GroupedGeometry(
         **(where | {"programs": programs}),

@@ -1,7 +1,5 @@
 """Configs of the kernels for grouped products, and their legality."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -37,7 +35,6 @@ class GroupedConfig(Config):
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: GroupedConfig) -> str | None:
-    """Return why ``config`` may not be offered, or None."""
     if problem.divides_terms and (config.described or config.swap or config.flatten or config.resident > 1):
         return f"{config}: descriptors, swapped operands and resident programs serve only groups of rows"
     if not problem.divides_terms and most_tiles(problem, config) >= INT32_LIMIT // 2:

@@ -1,11 +1,8 @@
 """Candidate kernels for a grouped problem, ordered by a model of their limits."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,6 +12,7 @@ from ....effort import EFFORT
 from ....problem import Problem
 from ..arch import arch_of, can_overlap
 from ..build import KernelChoice
+from ..configs import repeats
 from ..legality import LEAST_BLOCK, Predicate
 from ..persistent import BARRIER_BYTES
 from ..rank import BLOCK_OVERHEAD_BYTES, LAUNCH_US, loop_step_us
@@ -68,14 +66,7 @@ def ranked(problem: Problem, device: DeviceInfo) -> tuple[GroupedConfig, ...]:
     predicate = Predicate(problem, device)
     legal = [config for config in _pool(problem, device) if why_not_config(problem, device, config) is None]
     legal.sort(key=lambda config: (estimate_us(predicate, config), str(config)))
-    seen: Counter[tuple[int, int, bool]] = Counter()
-    first: list[GroupedConfig] = []
-    rest: list[GroupedConfig] = []
-    for config in legal:
-        alike = (*config.tile, config.swap)
-        seen[alike] += 1
-        (first if seen[alike] <= MOST_ALIKE else rest).append(config)
-    return (*first, *rest)
+    return tuple(sorted(legal, key=repeats(lambda config: (config.tile, config.swap), MOST_ALIKE)))
 
 
 def estimate_us(predicate: Predicate, config: GroupedConfig) -> float:

@@ -1,7 +1,5 @@
 """Kernels for groups of rows that read narrow integers as 32-bit words, and their candidate configs."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -53,24 +51,20 @@ class WordRowsChoice(GroupedChoice, WordsKernelChoice):
 
     @classmethod
     def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:
-        """Return the sum of a row in the order of words."""
         return words_reduction(problem, where, config, device)
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Template values: group look-up and the words."""
         assert isinstance(self.config, WordsConfig)
         return {**super().values, **self.of_groups, "swap": self.config.swap, "flatten": False}
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """Return the instruction of single warps and the upper bound of the shared memory."""
         assert isinstance(self.config, WordsConfig)
         need = words_resources(self.problem, device, self.config)
         return Expected(instruction=words_instruction(self.problem, warp_group=False), smem_bytes=need.smem_bytes)
 
 
 def why_not_word_rows(problem: Problem, device: DeviceInfo) -> str | None:
-    """Return why the template does not serve the problem on this device, or None."""
     reason = why_not_words(problem, device)
     if reason is None and problem.scale_b is not None and problem.scale_b.numel >= INT32_LIMIT:
         return f"scale_b {problem.scale_b}: indices into it do not fit 32 bits"

@@ -23,7 +23,6 @@ class WordFormat:
 
     @property
     def per_word(self) -> int:
-        """Numbers per word."""
         return 32 // self.bits
 
     @property

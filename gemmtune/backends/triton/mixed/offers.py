@@ -1,7 +1,5 @@
 """Candidate configs of the words template, likely best first, and the recommended choice."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Choices of the words template, which reads weights as 32-bit words. A warp group reads a in the order of a first kernel."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping
@@ -58,7 +56,6 @@ class WordsConfig(Config):
 
 
 def word_format(problem: Problem) -> WordFormat:
-    """Return the format of the words in the problem's b."""
     bits = 4 if problem.encoding else 8
     signed = problem.encoding == "int4" if problem.encoding else dtype_info(problem.b.dtype).name == "int8"
     return WordFormat(bits=bits, signed=signed, dtype=problem.dtype)
@@ -84,12 +81,10 @@ class WordsKernelChoice(KernelChoice):
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Template values: weights per word, and if word offsets need 64 bits."""
         return {"per_word": word_format(self.problem).per_word, "wide_b": self.spec.b.wide}
 
     @classmethod
     def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:
-        """Return sums of steps in the order of words."""
         return words_reduction(problem, where, config, device)
 
     @property
@@ -124,7 +119,6 @@ class WordsChoice(WordsKernelChoice):
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Template values: order of the product, and where scales and zero points are applied."""
         quantized = self.spec.quantized
         assert quantized is not None
         zero, scale = quantized.scale("zero_b"), quantized.scale("scale_b")
@@ -141,7 +135,6 @@ class WordsChoice(WordsKernelChoice):
         }
 
     def expected(self, device: DeviceInfo) -> Expected:
-        """Return the instruction of single warps or of a warp group, and the upper bound of the shared memory."""
         need = words_resources(self.problem, device, self.config)
         how = words_instruction(self.problem, warp_group=self.config.fragments)
         return Expected(instruction=how, smem_bytes=need.smem_bytes)
@@ -159,13 +152,11 @@ class OrderedChoice(WrappedChoice):
         return cls.around(problem, WordsChoice.of(ordered_problem(problem), device, config), {})
 
     def at(self, problem: Problem, device: DeviceInfo) -> Self | str:
-        """Return this choice's config for the problem with reordered a, or why it does not serve it."""
         inner = self.inner.at(ordered_problem(problem), device)
         return inner if isinstance(inner, str) else self.around(problem, inner, {})
 
     @functools.cached_property
     def copying(self) -> Copying:
-        """Copy of a in the order of the fragments."""
         a, bits = self.problem.a, word_format(self.problem).bits
         return Copying(
             source=order_source(a.dtype, bits, dependent=self.inner.spec.dependent),
@@ -204,7 +195,6 @@ def why_not_words(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 def why_not_config(problem: Problem, device: DeviceInfo, config: WordsConfig) -> str | None:
-    """Return why ``config`` may not be offered for a problem that the template serves, or None."""
     per_word = word_format(problem).per_word
     if problem.k % config.block_k or config.block_k < 8 * per_word:
         return f"block_k {config.block_k}: must divide k = {problem.k} and be at least {8 * per_word}"
@@ -228,7 +218,6 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: WordsConfig) ->
 
 
 def words_resources(problem: Problem, device: DeviceInfo, config: WordsConfig) -> Resources:
-    """Return an upper bound of the shared memory and an estimate of the registers."""
     threads = config.warps * max(device.warp_size, 1)
     a_bytes = config.block_m * config.block_k * problem.dtype.itemsize
     b_bytes = config.block_n * config.block_k // word_format(problem).per_word * 4

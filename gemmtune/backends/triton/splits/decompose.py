@@ -47,7 +47,6 @@ class AddingChoice(KernelChoice):
 
     @classmethod
     def after(cls, problem: Problem, device: DeviceInfo, slices: int, *, pdl: bool) -> Self:
-        """Return the choice that adds up ``slices`` slices."""
         width = min(SUM_WIDTH, 1 << (problem.n - 1).bit_length())
         config = Config(block_m=SUM_ELEMENTS // width, block_n=width, block_k=16, stages=1, warps=SUM_WARPS, pdl=pdl)
         tiles = tiles_of(problem, config)
@@ -62,7 +61,6 @@ class AddingChoice(KernelChoice):
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Template values: slices read at a time."""
         return {"chunk": min(SUM_CHUNK, 1 << (self.where.splits - 1).bit_length())}
 
     def expected(self, device: DeviceInfo) -> Expected:  # noqa: ARG002 - it multiplies nothing
@@ -79,18 +77,15 @@ class DecomposedChoice(KernelsChoice):
 
     @functools.cached_property
     def kernels(self) -> tuple[Compilation, ...]:
-        """The multiplying kernel, unless torch multiplies, and the adding kernel."""
         return (*(self.inner.kernels if self.inner is not None else ()), *self.adding.kernels)
 
     @functools.cached_property
     def content_hash(self) -> str:
-        """Hash of the product, the number of slices and the adding kernel."""
         product = self.inner.content_hash if self.inner is not None else "torch.bmm"
         text = f"{product} in {self.slices} slices, {self.adding.kernels[0].key} {self.adding.config}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     def at(self, problem: Problem, device: DeviceInfo) -> DecomposedChoice | str:
-        """Return the choice with the same number of slices for ``problem``, or why it does not serve it."""
         reason = check_problem(problem, device) or why_not_decomposed(problem, device) or why_not_slices(problem, self.slices)
         if reason is None and self.inner is not None:
             inner = self.inner.at(sliced_problem(problem, self.slices), device)
@@ -106,7 +101,6 @@ class DecomposedChoice(KernelsChoice):
         return self.inner is not None
 
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
-        """Return the artifacts of our multiplying kernel, if any, and of the adding kernel."""
         return (*(self.inner.artifacts(device) if self.inner is not None else ()), *self.adding.artifacts(device))
 
     def launch_variants(self) -> Sequence[Self]:
@@ -164,8 +158,7 @@ def sliced_problem(problem: Problem, slices: int) -> Problem:
 
 def why_not_decomposed(problem: Problem, device: DeviceInfo) -> str | None:
     """Return why decompose-K does not serve the problem on this device, or None. ``check_problem`` must have found nothing."""
-    reason = why_not(problem, ("mm", "addmm"))
-    if reason is not None:
+    if (reason := why_not(problem, ("mm", "addmm"))) is not None:
         return reason
     if device.type == "cuda" and device.capability < 80:
         return f"{device.arch}: no tensor cores for Triton"
@@ -175,7 +168,6 @@ def why_not_decomposed(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 def why_not_slices(problem: Problem, slices: int) -> str | None:
-    """Return why K may not be cut into ``slices``, or None."""
     if problem.k % slices:
         return f"{slices} slices: k = {problem.k} is not a multiple"
     if slices * problem.m * problem.n * problem.accumulator.itemsize > MOST_PARTIALS_BYTES:

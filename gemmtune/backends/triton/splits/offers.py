@@ -1,7 +1,5 @@
 """Candidates of decompose-K, only for problems where measurements gave it a chance."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 
