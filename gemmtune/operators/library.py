@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ..dispatch.arguments import Call
+from ..dispatch.call import finished
 from ..dispatch.checks import why_not_ours
-from ..dispatch.fallback import finished
 from ..dispatch.statement import epilogue_of, noted, problem_of
 from ..problem import Problem
 from .kernels import autocast, batched, fake, followed, into, kernel, refusing
