@@ -1,7 +1,5 @@
 """Facts about a device, detected or from a preset such as ``sm80``, so that pure code runs without the device."""
 
-from __future__ import annotations
-
 import functools
 import os
 import platform

@@ -1,7 +1,5 @@
 """Regular expressions that users give, which must not take forever on any name."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """The arguments of one call of an operation, and what a public function makes of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

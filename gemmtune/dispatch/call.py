@@ -1,7 +1,5 @@
 """Path of a checked call without a plan, from its problem to its result."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Choices of a table or of tuned Ms, found, loaded and bound when they are needed."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Look-up of the kernel for a call's M: by the table of the weight, or by the pick of the nearest tuned M."""
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """The plans that this process has made: a call looks here first, and has one made where there is none."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterator

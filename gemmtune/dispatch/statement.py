@@ -1,7 +1,5 @@
 """Problems of calls, the values that a call's arguments have without its tensors, and their reports to a recording in force."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import types

@@ -11,8 +11,6 @@
 7. ``torch_runs``, with a warning that says why.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Callable

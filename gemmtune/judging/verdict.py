@@ -1,7 +1,5 @@
 """The verdict on a GEMM that nobody vouches for: values, speed and conduct."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import secrets

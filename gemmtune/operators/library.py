@@ -1,7 +1,5 @@
 """The operators as torch has them: defined when this module is imported, once in a process."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.abc

@@ -1,7 +1,5 @@
 """One run of the performance gate, from problems to decisions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

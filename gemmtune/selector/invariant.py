@@ -1,7 +1,5 @@
 """Selection of the fastest choices of one reduction class, so that the bits of a row do not depend on its batch."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

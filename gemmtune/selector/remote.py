@@ -1,7 +1,5 @@
 """Session in a worker process, so that a choice that hangs, crashes or corrupts the GPU context costs only itself."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Database: the store's tables in a file or in memory. Errors of sqlite3 and the system pass through to ``store.py``."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

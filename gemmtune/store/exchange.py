@@ -1,7 +1,5 @@
 """Exchange of stores: a store as JSON, and the rows of one store merged into another."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Sequence

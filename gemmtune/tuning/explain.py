@@ -1,7 +1,5 @@
 """The reasons why a call runs its kernel."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Processes for untrusted GEMMs: one that imports torch once, and a fork of it for each GEMM."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json
