@@ -14,7 +14,8 @@ import torch
 
 from ..backends.table import load
 from ..choice import Choice, Claims, Kernel, Offers, Scalars, Status, Tensors
-from ..declaration.called import CalledChoice, Caller
+from ..declaration.called import CalledChoice
+from ..declaration.calling import Caller
 from ..declaration.subject import Call, Subject
 from ..declaration.traits import Traits
 from ..device import DeviceInfo
