@@ -24,8 +24,7 @@ from gate_simulation import PROCESSES, Noise, decisions, rates
 
 from gemmtune import Problem, settings
 from gemmtune.device import detect
-from gemmtune.perf_gate.collect import Failed, FreshProcess
-from gemmtune.perf_gate.sampling import Match, Sampling
+from gemmtune.perf_gate.sampling import Failed, FreshProcess, Match, Sampling
 from gemmtune.perf_gate.statistics import Decision, Rule, judge
 from gemmtune.perf_gate.subjects import TORCH, subject_for
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmtune.perf_gate.collect import Series, collect
-from gemmtune.perf_gate.sampling import ProcessSample, Sampling
+from gemmtune.perf_gate.sampling import ProcessSample, Sampling, Series, collect
 from gemmtune.perf_gate.statistics import Decision, Estimate, Judgement, Rule, judge
 
 __all__ = ["Noise", "decisions", "rates"]

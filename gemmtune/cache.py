@@ -4,8 +4,6 @@ Files are looked up in the folder of the settings. New files go there too, or to
 read-only. A folder that other users could change, or that code cannot be loaded from, is not used at all, with one warning.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """Facts about a device, detected or from a preset such as ``sm80``, so that pure code runs without the device."""
 
-from __future__ import annotations
-
 import functools
 import os
 import platform
@@ -174,7 +172,17 @@ def _detect_gpu(index: int) -> DeviceInfo:
 
 @functools.cache
 def _detect_cpu(threads: int) -> DeviceInfo:
-    flags, name = _cpuinfo()
+    path = Path("/proc/cpuinfo")
+    flags: frozenset[str] = frozenset()  # empty except on Linux on x86: only portable kernels remain
+    name = platform.processor() or platform.machine()
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        field, _, value = line.partition(":")
+        if field.strip() == "flags":
+            flags = frozenset(value.split())
+        elif field.strip() == "model name":
+            name = value.strip()
+        if flags and not line.strip():
+            break
     if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
         arch = "avx512"
     elif {"avx2", "fma", "f16c"} <= flags:
@@ -190,22 +198,6 @@ def _detect_cpu(threads: int) -> DeviceInfo:
         l2_bytes=_cache_bytes("SC_LEVEL2_CACHE_SIZE", MIB),
         l3_bytes=_cache_bytes("SC_LEVEL3_CACHE_SIZE", 32 * MIB),
     )
-
-
-def _cpuinfo() -> tuple[frozenset[str], str]:
-    """Return instruction-set flags and model name. Flags are empty except on Linux on x86, and only portable kernels remain."""
-    path = Path("/proc/cpuinfo")
-    flags: frozenset[str] = frozenset()
-    name = platform.processor() or platform.machine()
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-        field, _, value = line.partition(":")
-        if field.strip() == "flags":
-            flags = frozenset(value.split())
-        elif field.strip() == "model name":
-            name = value.strip()
-        if flags and not line.strip():
-            break
-    return flags, name
 
 
 def _cache_bytes(name: str, default: int) -> int:

@@ -1,7 +1,5 @@
 """Table of effort: the amount that each search (``quick``, ``default``, ``exhaustive``) compiles, tries and measures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

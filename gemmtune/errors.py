@@ -19,10 +19,9 @@
 Messages say what was got, what was expected, and what to do about it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Self
 
 
 class GemmtuneError(Exception):
@@ -76,7 +75,14 @@ class ConformanceError(GemmtuneError, RuntimeError):
     """Run of the conformance suite that is impossible: a wrong option, or a file that cannot be read or written."""
 
 
-class CompileError(GemmtuneError, RuntimeError):
+class ErrorWithData(GemmtuneError):
+    """Base of errors whose attributes are the arguments of their constructor, by which another process makes them again."""
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        return type(self), tuple(value for name, value in vars(self).items() if not name.startswith("_"))
+
+
+class CompileError(ErrorWithData, RuntimeError):
     """Template instance that a compiler refused. Carries the last lines of the compiler's output."""
 
     def __init__(self, name: str, output: str, *, max_lines: int = 20) -> None:
@@ -84,15 +90,12 @@ class CompileError(GemmtuneError, RuntimeError):
         self.output = "\n".join(output.strip().splitlines()[-max_lines:])
         super().__init__(f"{name} did not compile:\n{self.output}")
 
-    def __reduce__(self) -> tuple[type[CompileError], tuple[str, str]]:
-        return (type(self), (self.name, self.output))
-
 
 class GateError(GemmtuneError, RuntimeError):
     """Performance gate that cannot run: a wrong option, or an invalid baseline file."""
 
 
-class FleetError(GemmtuneError, RuntimeError):
+class FleetError(ErrorWithData, RuntimeError):
     """Failed jobs of a fleet. ``failures`` holds (job, reason) for each. The measurements of all others are stored."""
 
     def __init__(self, failures: Sequence[tuple[str, str]]) -> None:
@@ -103,11 +106,8 @@ class FleetError(GemmtuneError, RuntimeError):
             f"these again:\n{lines}"
         )
 
-    def __reduce__(self) -> tuple[type[FleetError], tuple[tuple[tuple[str, str], ...]]]:
-        return (type(self), (self.failures,))
 
-
-class ErrorFromChoice(GemmtuneError, RuntimeError):
+class ErrorFromChoice(ErrorWithData, RuntimeError):
     """Choice that failed while it ran. Names the choice and its problem."""
 
     def __init__(self, choice: str, problem: str, reason: str) -> None:
@@ -115,9 +115,6 @@ class ErrorFromChoice(GemmtuneError, RuntimeError):
         self.problem = problem
         self.reason = reason
         super().__init__(f"{reason}\n  from choice {choice}\n  for problem {problem}")
-
-    def __reduce__(self) -> tuple[type[ErrorFromChoice], tuple[str, str, str]]:
-        return (type(self), (self.choice, self.problem, self.reason))
 
 
 MORE_BACKENDS = "Enable more backends (settings.backends)"
@@ -127,7 +124,7 @@ ELSE_TORCH = f"{MORE_BACKENDS}, or set fallback_to_aten to run torch instead."
 """Remedy if torch may run the call."""
 
 
-class NoValidChoicesError(GemmtuneError, RuntimeError):
+class NoValidChoicesError(ErrorWithData, RuntimeError):
     """Lack of any choice for a problem.
 
     ``left_out`` holds (choice, status, reason) for every considered choice, and ``remedy`` is a sentence that says what to
@@ -141,6 +138,3 @@ class NoValidChoicesError(GemmtuneError, RuntimeError):
         lines = [f"  {choice}: {status}: {reason}" for choice, status, reason in self.left_out]
         detail = "\n".join(lines) if lines else "  no enabled backend offers a choice for it"
         super().__init__(f"no valid choice for {problem}:\n{detail}\n{remedy}")
-
-    def __reduce__(self) -> tuple[type[NoValidChoicesError], tuple[str, tuple[tuple[str, str, str], ...], str]]:
-        return (type(self), (self.problem, self.left_out, self.remedy))

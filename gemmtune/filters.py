@@ -4,8 +4,6 @@ Every filter takes offers and returns offers, with a refusal for each choice tha
 before it makes choices calls ``why_not_named`` first.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Sequence

@@ -1,7 +1,5 @@
 """Data that others wrote: JSON within bounds, and texts without control codes."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Forks of this process: what OpenMP's threads and our locks are in the child."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

@@ -1,7 +1,5 @@
 """Signals that end a process: within a block they end the work as Ctrl-C does, so that its results are kept."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Locks between processes, and file systems without them."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import functools

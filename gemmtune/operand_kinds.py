@@ -1,7 +1,5 @@
 """Kinds of operands by name. They need no torch, so the command's help reads them too."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 BiasShape = Literal["n", "mn", "m1", "1n", "scalar"]

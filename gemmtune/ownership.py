@@ -1,7 +1,5 @@
 """Ownership of files and folders that code is loaded from: nobody but this user and root may be able to change them."""
 
-from __future__ import annotations
-
 import functools
 import grp
 import os

@@ -1,7 +1,5 @@
 """Table ``[tool.gemmtune]`` of a project's pyproject.toml."""
 
-from __future__ import annotations
-
 import os
 import stat
 import tomllib

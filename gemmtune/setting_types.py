@@ -1,7 +1,5 @@
 """Types of settings: the legal values of a field, and the reading of a variable or of a line of TOML."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

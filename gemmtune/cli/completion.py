@@ -1,7 +1,5 @@
 """Shell completion of lists of words, and of MODULE:NAME from files alone, importing only what finds modules."""
 
-from __future__ import annotations
-
 import ast
 import os
 import pkgutil

@@ -1,7 +1,5 @@
 """Options that describe a product: the source for the command line, files of shapes and ``Spec``. Help needs no torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -6,8 +6,6 @@ The plugin is no entry point, so installing gemmtune does not change pytest. Loa
 tests marked ``gpu``. On a machine without a GPU they are skipped with the reason, and ``-m gpu`` is a usage error.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -45,12 +45,6 @@ def _reasons(traits: Traits, problem: Problem, device: DeviceInfo) -> Iterator[s
     if op not in ops:
         yield f"op: got {op}, but ops declares {', '.join(ops)}"
         return
-    yield from _of_the_device(traits, device)
-    for reasons in (_of_sizes, _of_dtypes, _of_precision, _of_the_added, _of_scales, _of_routes, _of_layouts):
-        yield from reasons(traits, problem)
-
-
-def _of_the_device(traits: Traits, device: DeviceInfo) -> Iterator[str]:
     kind = device.torch_device.type
     if kind not in traits.devices:
         yield f"device: got {kind}, but devices declares {', '.join(traits.devices)}"
@@ -59,6 +53,8 @@ def _of_the_device(traits: Traits, device: DeviceInfo) -> Iterator[str]:
     if kind == "cuda" and not (traits.streams and traits.capturable):
         missing = " and ".join(name for name in ("streams", "capturable") if not getattr(traits, name))
         yield f"{missing}: not declared, expected true: on a GPU a pick runs on any stream and in CUDA graphs"
+    for reasons in (_of_sizes, _of_dtypes, _of_precision, _of_the_added, _of_scales, _of_routes, _of_layouts):
+        yield from reasons(traits, problem)
 
 
 def _of_sizes(traits: Traits, problem: Problem) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """Stored picks that cannot run on this machine, such as kernels that are not in its cache folder where there is no compiler."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 

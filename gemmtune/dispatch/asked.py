@@ -1,7 +1,5 @@
 """Record of the M of calls that no table covers. One log line says how to make the table."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What can be wrong with the operands of a call, and what makes a call torch's business."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeGuard
 

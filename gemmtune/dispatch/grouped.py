@@ -1,7 +1,5 @@
 """The four forms of torch's grouped product, and the operation for each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

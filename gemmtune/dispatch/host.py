@@ -1,7 +1,5 @@
 """Host cost of a warm call before its kernel."""
 
-from __future__ import annotations
-
 import functools
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Keys of plans, which a call reads off its operands in about a microsecond."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from typing import Any
 

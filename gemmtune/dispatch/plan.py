@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
@@ -11,7 +11,7 @@ from ..choice import Choice, Kernel, RunNew, Scalars, Tensors
 from ..numerics.block_sparse import PARTS, parts
 from ..problem import Layout, Problem
 from ..problem.operations import ROLES
-from .ranges import RangePlan
+from .ranges import Origin, RangePlan
 
 _guards = getattr(torch._C, "_dynamo", None)
 _guards = getattr(_guards, "guards", None)
@@ -27,9 +27,6 @@ def new_output(layout: Layout, like: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = empty(layout.size, layout.stride, layout.dtype)
         return out
     return torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype, device=like.device)
-
-
-Origin = Literal["store", "tuned", "only choice", "range", "default", "nearest", "fallback"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

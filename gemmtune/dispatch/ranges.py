@@ -1,7 +1,5 @@
 """Look-up of the kernel for a call's M: by the table of the weight, or by the pick of the nearest tuned M."""
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import dataclasses
@@ -10,11 +8,11 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from ..choice import Choice, Kernel
 from ..device import DeviceInfo
-from ..errors import GemmtuneError, InvalidProblemError, UnavailableError
+from ..errors import InvalidProblemError
 from ..filters import why_not_named
 from ..problem import Problem
 from ..problem.rows import Relaid, RowClass, row_classes
@@ -26,81 +24,15 @@ from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
 from .asked import tuned_rows
+from .member import Member, members_of
 
 NEAREST = 2
 """Number of tuned M, nearest first, whose choices are tried for another M."""
 
 KERNEL_TIMINGS: tuple[Timing, ...] = ("graph", "spaced")
 """Timing modes of kernels, in isolation and next to others. The fastest by one mode is rarely much slower by the other."""
-Find = Callable[[Problem], Choice | str]
-"""Function that returns a member's choice at its sampled M, or the reason why the choice no longer exists."""
-
-
-class Member:
-    """A choice for several M, found when first needed by its sampled M, loaded once for each kernel and bound for each M."""
-
-    def __init__(self, rows_class: RowClass, sampled_m: int, device: DeviceInfo, find: Find) -> None:
-        self.sampled_m = sampled_m
-        self._class = rows_class
-        self._device = device
-        self._find = find
-        self._choice: Choice | str | None = None
-        self._loaded: dict[str | None, Any] = {}
-        self._runs: dict[int, tuple[Choice, Any]] = {}
-
-    @property
-    def choice(self) -> Choice | str:
-        """The choice at its sampled M, or the reason why it no longer exists."""
-        if self._choice is None:
-            self._choice = self._find(self._class.at(self.sampled_m))
-        return self._choice
-
-    @property
-    def found(self) -> bool:
-        """True if the choice still exists."""
-        return isinstance(self.choice, Choice)
-
-    def bound(self, problem: Problem) -> tuple[Choice, Kernel] | str:
-        """Return the choice and kernel for a problem of the class, or the reason why there is none."""
-        at = self._at(problem)
-        if isinstance(at, str):
-            return at
-        try:
-            return at, at.bind(self._loaded_for(at))
-        except (GemmtuneError, RuntimeError, OSError) as error:
-            return f"{at.name} cannot be loaded ({type(error).__name__}: {error})"
-
-    def load(self, rows: Sequence[int]) -> None:
-        """Load the kernels of these M now, since a captured CUDA graph cannot. A failure is reported when the kernel is needed."""
-        with contextlib.suppress(GemmtuneError, RuntimeError, OSError):
-            for m in rows:
-                at = self._at(self._class.at(m))
-                if isinstance(at, Choice):
-                    self._runs[m] = (at, self._loaded_for(at))
-
-    def proved(self, problem: Problem, start: int) -> tuple[Choice, Kernel] | None:
-        """Return the kernel for a problem in the proved run of M from ``start`` on, or None if it is not loaded."""
-        run = self._runs.get(start)
-        at = run[0].proved_at(problem, self._device) if run is not None else None
-        return (at, at.bind(run[1])) if run is not None and isinstance(at, Choice) else None
-
-    def ready_at(self, start: int) -> bool:
-        return start in self._runs
-
-    def _at(self, problem: Problem) -> Choice | str:
-        choice = self.choice
-        return choice if isinstance(choice, str) else choice.at(problem, self._device)
-
-    def _loaded_for(self, at: Choice) -> Any:
-        key = at.compile_key
-        if key not in self._loaded:
-            if not at.compiled:
-                raise UnavailableError(f"it is not compiled for {at.problem}; tune the range again")
-            self._loaded[key] = at.load()
-        return self._loaded[key]
-
-
-Origin = Literal["range", "default", "nearest"]
+Origin = Literal["store", "tuned", "only choice", "range", "default", "nearest", "fallback"]
+"""Source of the choice of a plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +73,10 @@ class RangePlan:
                 self._relaid = Relaid(rows_class)
 
     @property
+    def _by_segment(self) -> Iterator[tuple[Member, Segment]]:
+        return zip(self.members, () if self.table is None else self.table.segments, strict=self.table is not None)
+
+    @property
     def by_rule(self) -> bool:
         """True for a table of which nothing was measured."""
         return self.table is not None and self.ruled.issuperset(self.table.segments)
@@ -148,7 +84,7 @@ class RangePlan:
     def lost(self, device: DeviceInfo, settings: Settings) -> str:
         """Return why a choice of the table that the settings allow cannot run: another version, or an emptied cache. Else ""."""
         enabled = enabled_backends(device, settings)
-        for member, x in zip(self.members, self.table.segments if self.table is not None else (), strict=self.table is not None):
+        for member, x in self._by_segment:
             if x.backend in enabled and why_not_named(x.name, x.backend, settings) is None:
                 for m in x.kernels:
                     at = member.choice if isinstance(member.choice, str) else member.choice.at(self.rows_class.at(m), device)
@@ -158,9 +94,9 @@ class RangePlan:
 
     def load(self) -> None:
         """Load the kernels of all segments, once. The first call of a weight does it, so that no later call has to."""
-        if not self._loaded and self.table is not None:
+        if not self._loaded:
             self._loaded = True
-            for member, segment in zip(self.members, self.table.segments, strict=True):
+            for member, segment in self._by_segment:
                 member.load(segment.kernels)
 
     def serves(self, m: int) -> bool:
@@ -198,9 +134,7 @@ class RangePlan:
     def runs(self) -> Iterator[tuple[range, Callable[[int], tuple[Problem, Choice, Kernel] | None]]]:
         """Yield each interval of M ≥ 2 that one loaded kernel serves, with a function that returns the kernel for an M."""
         self.load()
-        for member, segment in zip(
-            self.members, self.table.segments if self.table is not None else (), strict=self.table is not None
-        ):
+        for member, segment in self._by_segment:
             for start, behind in pairwise((*segment.kernels, segment.hi + 1)):
                 for rows in without(range(max(start, segment.lo, 2), behind), self.tuned):
                     if member.ready_at(start) and (legal := self.rows_class.within(rows)):
@@ -292,18 +226,3 @@ def _of(
         return choice_of(x.content_hash, x.backend, problem, device, settings, store, name=x.name)
 
     return RangePlan(rows_class, members_of(table, rows_class, device, found), table, frozenset(later), ruled=ruled)
-
-
-def members_of(
-    table: Table, rows_class: RowClass, device: DeviceInfo, found: Callable[[Segment, Problem], Choice | None]
-) -> list[Member]:
-    """Return a member for each segment of a table. Segments with one choice share it. ``found`` looks it up at the sampled M."""
-    made: dict[tuple[str, int], Member] = {}
-    for x in table.segments:
-        made.setdefault((x.content_hash, x.sampled_m), Member(rows_class, x.sampled_m, device, functools.partial(_found, x, found)))
-    return [made[x.content_hash, x.sampled_m] for x in table.segments]
-
-
-def _found(x: Segment, found: Callable[[Segment, Problem], Choice | None], problem: Problem) -> Choice | str:
-    gone = f"{x.name} is not among the choices for {problem}: the settings leave it out, or another version measured it"
-    return found(x, problem) or gone

@@ -1,18 +1,19 @@
 """The plans that this process has made: a call looks here first, and has one made where there is none."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Hashable
+import functools
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from .. import settings as settings_module
+from ..choice import Choice, Kernel
 from ..device import detect
-from ..native.lookup import forget
+from ..native.lookup import Run, forget, rows_served
 from ..problem import Problem
+from ..problem.rows import following_operands
 from .keys import without_rows
 from .plan import Plan, Ready
 from .ranges import RangePlan, forget_range_plans
@@ -63,12 +64,9 @@ def ready_for_rows(key: Hashable) -> Plan | None:
     """Return the plan for a call with a new M by the table of its weight, which states and checks nothing; None without one."""
     rest = without_rows(key) if _by_rows else None
     shared = _by_rows.get(rest[0]) if rest is not None else None
-    found = shared.proved(rest[1]) if shared is not None and rest is not None else None
-    if found is None:
-        return None
-    problem, choice, kernel = found
-    plan = Plan(problem=problem, choice=choice, kernel=kernel, origin="range", shared=shared)
-    _put(ready, key, plan)
+    plan = _plan_at(shared, shared.proved, rest[1]) if shared is not None and rest is not None else None
+    if plan is not None:
+        _put(ready, key, plan)
     return plan
 
 
@@ -99,3 +97,26 @@ def _put(table: dict[K, V], key: K, value: V) -> None:
     if len(table) >= _CAPACITY:
         table.clear()
     table[key] = value
+
+
+def served_rows(number: int, shared: RangePlan, arguments: tuple[Any, ...]) -> bool:
+    """Let the native look-up serve every M of a table, for calls with such arguments. Return True if it does from now on.
+
+    ``arguments`` are those of a call, or (input, weight, bias) of a layer's forward. ``number`` is the generation in which the
+    table was found.
+    """
+    following = following_operands(shared.rows_class) if shared.table is not None else None
+    return following is not None and rows_served(number, arguments, following, functools.partial(_runs, shared))
+
+
+def _runs(shared: RangePlan) -> Iterator[Run]:
+    for rows, proved_at in shared.runs():
+        yield Run(rows=rows, plan_at=functools.partial(_plan_at, shared, proved_at))
+
+
+def _plan_at(shared: RangePlan, proved_at: Callable[[int], tuple[Problem, Choice, Kernel] | None], m: int) -> Plan | None:
+    found = proved_at(m)
+    if found is None:
+        return None
+    problem, choice, kernel = found
+    return Plan(problem=problem, choice=choice, kernel=kernel, origin="range", shared=shared)

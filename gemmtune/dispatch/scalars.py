@@ -1,7 +1,5 @@
 """alpha and beta of a call: which values a look-up may serve at once, and the checks that all others take."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -11,8 +11,6 @@
 7. ``torch_runs``, with a warning that says why.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Callable
@@ -41,8 +39,8 @@ from ..workers.worker import NoWorkerError
 from .absent import announce_absent, announce_if_absent
 from .asked import USUAL_ROWS, command, note
 from .host import host_us
-from .plan import Origin, Plan
-from .ranges import forget_range_plans, range_plan_for
+from .plan import Plan
+from .ranges import Origin, forget_range_plans, range_plan_for
 
 LEAST_INVARIANT_ROWS = 256
 """Rows of the table that the first batch-invariant call of a weight makes, at least. Larger Ms are checked call by call."""

@@ -1,7 +1,5 @@
 """Dealer of tasks to seats: the longest expected task first, each to one seat at a time. Pure: it knows no clock and no process."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Iterable, Sequence

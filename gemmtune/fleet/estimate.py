@@ -1,7 +1,5 @@
 """Expected duration of jobs: from the durations in the store, or else from a formula."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Devices of this host as a roster of seats."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Sequence
 

@@ -1,7 +1,5 @@
 """Job of a fleet: one problem, or every number of rows of one class of problems."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self

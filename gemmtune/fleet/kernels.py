@@ -1,7 +1,5 @@
 """Kernels that one node of a cluster compiles for the GPUs of others: compiled files by their names below a cache folder."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import getpass

@@ -1,7 +1,5 @@
 """Weights of public models by name: sizes from their public configurations, and the problems that calls of the models make."""
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 from collections.abc import Callable, Iterator, Sequence

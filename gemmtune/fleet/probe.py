@@ -1,7 +1,5 @@
 """Comparison of the devices of a fleet that should be equal: the limits of each, measured twice."""
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping

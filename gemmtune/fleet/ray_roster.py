@@ -1,7 +1,5 @@
 """Devices of a Ray cluster as a roster of seats. Ray is imported when a fleet needs it."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib

@@ -1,7 +1,5 @@
 """Result of a fleet: what came of each task, and the devices that took part."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass, field

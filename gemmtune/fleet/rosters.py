@@ -1,7 +1,5 @@
 """Fleets of this host or of a Ray cluster, by the words of a user."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ..device import DeviceInfo

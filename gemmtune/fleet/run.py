@@ -1,7 +1,5 @@
 """Run of a fleet: seats open, tasks are dealt to them, and their answers are stored, in one loop."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import threading

@@ -1,7 +1,5 @@
 """Seat: a device of a fleet with its process. It runs one job after the other, and survives a job that kills the process."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os

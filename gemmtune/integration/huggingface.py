@@ -3,8 +3,6 @@
 Users import this module, because it imports transformers.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from typing import Any

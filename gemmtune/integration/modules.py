@@ -19,9 +19,8 @@ from torch.nn import functional
 
 from .. import settings
 from ..dispatch.checks import is_dense
-from ..dispatch.native_rows import served_rows
 from ..dispatch.plan import Plan
-from ..dispatch.ready import generation
+from ..dispatch.ready import generation, served_rows
 from ..errors import InvalidProblemError
 from ..native.lookup import keep_layer, native, prepare
 from ..ops.operate import FOR_NATIVE

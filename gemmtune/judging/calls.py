@@ -1,7 +1,5 @@
 """Shapes of the calls that a verdict rests on: small ones, which are called often, then larger ones, next to torch."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Levels of a judgement: how many cases and calls, and how long."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The judge in pytest: ``pytest -p gemmtune.judging.plugin --judge=mypkg.ops:matmul`` adds a test for each GEMM that is named."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

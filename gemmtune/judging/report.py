@@ -1,7 +1,5 @@
 """Verdicts as lines of text, as plain values, and as one page of HTML."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

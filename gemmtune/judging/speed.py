@@ -1,7 +1,5 @@
 """Speed of an untrusted GEMM: its ratio to torch over the drawn shapes, and the hardware's limit."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

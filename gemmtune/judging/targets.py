@@ -1,7 +1,5 @@
 """Targets of the judge: functions of modules and files, folders of them, models of KernelBench's form, C++ and CUDA sources."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import hashlib

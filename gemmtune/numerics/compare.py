@@ -4,8 +4,6 @@ A ``Finding`` gathers the first bad element of several comparisons in one small 
 end.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ The offsets are known here, so a reference is one product for each group. Each p
 ==============  ==================================================================================================================
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

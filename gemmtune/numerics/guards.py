@@ -1,7 +1,5 @@
 """Memory that shows which elements a GEMM wrote: poison, guard bands and checksums, on the device and without waiting."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

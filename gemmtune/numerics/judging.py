@@ -6,8 +6,6 @@ makes the call. Then ``Judge.find`` compares the result with an ``Expectation``,
 memory. Nothing here waits for the device unless its docstring says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

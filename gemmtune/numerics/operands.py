@@ -1,7 +1,5 @@
 """Operands of a problem: their values, scales and scalars."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -60,21 +60,17 @@ def width_rows(rows: int, k: int, limit: int, problem: Problem) -> WidthRows:
     for i, row in enumerate(matrix):
         length = lengths[i % len(lengths)]
         begin = 2 * int(i * _GOLDEN % 1 * ((k - length) // 2 + 1))
-        small = _fill_window(row[begin : begin + length], numbers, most_small)
+        window = row[begin : begin + length]
+        even, odd = window[::2], window[1::2]
+        times = min(numbers.times, len(even) // 2)
+        even[:times] = numbers.large[0]
+        even[-times:] = -numbers.large[0]
+        odd[:: math.ceil(len(odd) / most_small)] = numbers.small[0]
+        small = int((odd != 0).sum())
         factor[i], index[i] = small * numbers.small[0], begin + 1
     col = torch.full((k,), numbers.small[1], dtype=torch.float64, device="cpu")
     col[::2] = numbers.large[1]
     return WidthRows(rows=matrix, col=col, factor=factor, index=index)
-
-
-def _fill_window(window: torch.Tensor, numbers: _Numbers, most_small: int) -> int:
-    """Fill the window and return the number of small numbers in it."""
-    even, odd = window[::2], window[1::2]
-    times = min(numbers.times, len(even) // 2)
-    even[:times] = numbers.large[0]
-    even[-times:] = -numbers.large[0]
-    odd[:: math.ceil(len(odd) / most_small)] = numbers.small[0]
-    return int((odd != 0).sum())
 
 
 def _integers(room: int, problem: Problem) -> _Numbers:

@@ -9,7 +9,7 @@ from torch._functorch import autograd_function
 from torch.autograd.function import _SingleLevelFunction
 
 from .. import settings
-from ..dispatch.autocast import cast_for_autocast
+from ..dispatch.arguments import cast_for_autocast
 from ..dispatch.call import run_unchecked
 from ..dispatch.checks import no_gradient
 from ..dispatch.keys import key_of

@@ -1,7 +1,5 @@
 """The operators as torch has them: defined when this module is imported, once in a process."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.abc
@@ -16,8 +14,8 @@ from typing import Any
 import torch
 
 from ..dispatch.arguments import Call
+from ..dispatch.call import finished
 from ..dispatch.checks import why_not_ours
-from ..dispatch.fallback import finished
 from ..dispatch.statement import epilogue_of, noted, problem_of
 from ..problem import Problem
 from .kernels import autocast, batched, fake, followed, into, kernel, refusing

@@ -12,7 +12,7 @@ import torch
 from .. import settings
 from ..choice import Scalars
 from ..dispatch.arguments import Call
-from ..dispatch.fallback import by_torch, torch_alone_has
+from ..dispatch.call import by_torch, torch_alone_has
 from ..dispatch.keys import NOTHING
 from ..dispatch.plan import Plan
 from ..dispatch.prepack import PackedOperand

@@ -59,9 +59,16 @@ def grouped_mm(
         words = {"rows": rows, "gated": gated, "scatter": scatter, "epilogue": epilogue, "epilogue_args": epilogue_args}
         return _without_groups(a, b, out, words)
     form = form_of("grouped_mm", a, b, offs, rows=rows, gated=gated, scatter=scatter)
-    if isinstance(b, QuantizedWeight) and out is None and epilogue is None and not _has_gradient(form, epilogue_args):
+    return _by_form(form, isinstance(b, QuantizedWeight), out, epilogue, epilogue_args)
+
+
+def _by_form(
+    form: Form, quantized: bool, out: Tensor | None, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor]
+) -> Tensor:
+    if quantized and out is None and epilogue is None and not _has_gradient(form, epilogue_args):
         # The rule of the weight multiplies all experts at once. torch's composition takes one after the other on a CPU.
-        return cast(Tensor, getattr(torch.ops.gemmtune, form.op)(*form.operands, **({"gated": gated} if gated else {})))
+        options = {"gated": form.options[0]} if any(form.options) else {}
+        return cast(Tensor, getattr(torch.ops.gemmtune, form.op)(*form.operands, **options))
     if form.transposed:
         return _transposed(form, out, epilogue, tuple(map(transposed_operand, epilogue_args)) if epilogue_args else NOTHING)
     if OPERATIONS[form.op].gradient is None and out is None and _has_gradient(form, epilogue_args):

@@ -12,19 +12,15 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
-from ..dispatch.arguments import Call, call_of
-from ..dispatch.autocast import autocast_done
-from ..dispatch.call import run
+from ..dispatch.arguments import Call, autocast_done, call_of
+from ..dispatch.call import attempted, by_torch, run
 from ..dispatch.checks import check_call, road_of
-from ..dispatch.epilogues import meaning_of
-from ..dispatch.fallback import attempted, by_torch
 from ..dispatch.keys import NOTHING, key_of, with_values
-from ..dispatch.native_rows import served_rows
 from ..dispatch.plan import Ready
 from ..dispatch.prepack import PackedOperand
-from ..dispatch.ready import generation, keep_ready, ready, ready_for_rows
+from ..dispatch.ready import generation, keep_ready, ready, ready_for_rows, served_rows
 from ..dispatch.scalars import usual_classes
-from ..dispatch.statement import noted, stated
+from ..dispatch.statement import meaning_of, noted, stated
 from ..native.lookup import Above, keep, native, prepare
 from ..operators.library import by_operator
 from ..problem.fused import NAMES

@@ -3,8 +3,6 @@
 Everything that a file may hold is escaped where it enters a page. A page has no external resource.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources

@@ -4,8 +4,6 @@ They need Triton and a GPU, so a caller loads a module of this folder only for `
 numbers, rounded in the same steps, as the calls of torch that it replaces.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

@@ -3,8 +3,6 @@
 Torch's calls for it read and write the weight eight times, for 22 times the time of the product that follows.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ The module needs Triton and is imported only to launch the kernel. It needs CUDA
 float8_e4m3fn.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

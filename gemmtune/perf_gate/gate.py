@@ -1,7 +1,5 @@
 """One run of the performance gate, from problems to decisions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,10 +15,9 @@ from ..settings import Settings
 from ..store.key import difference, fingerprint
 from ..tuning.tune import tune
 from .baselines import Baseline, Baselines
-from .collect import FreshProcess, Series, collect
 from .options import PICK, GateOptions
 from .result import GateResult, ProblemGate
-from .sampling import Match, Sampling
+from .sampling import FreshProcess, Match, Sampling, Series, collect
 from .statistics import Decision, Estimate, Judgement, Rule, bounds, judge
 from .subjects import TORCH, subject_for
 

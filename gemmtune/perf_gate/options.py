@@ -1,7 +1,5 @@
 """Options of a gate. Plain data, so that the command's help needs no torch."""
 
-from __future__ import annotations
-
 import typing
 from dataclasses import dataclass
 from typing import Literal

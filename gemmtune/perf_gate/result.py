@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ..problem import Problem
 from ..selector.text_table import TextTable, counted
 from .baselines import Baseline
-from .collect import Series
 from .options import GateOptions
+from .sampling import Series
 from .statistics import Decision, Judgement, Rule
 
 if TYPE_CHECKING:

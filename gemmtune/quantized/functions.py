@@ -11,8 +11,6 @@ Every function takes one of seven ways:
 7. It returns new memory: torch computes it with the dequantized weight.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Pieces of a QuantizedWeight along one of its dimensions: cut out, made of zeros, joined. Their parts stay quantized."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any

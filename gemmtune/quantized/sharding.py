@@ -3,8 +3,6 @@
 It never gets floats.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -19,30 +19,22 @@ def draw(source: Source, file: Path) -> None:
         raise UnavailableError(f"got {error}: {REMEDY}") from error
     figure = figures.Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    _rates(left, source)
-    _ratios(right, source)
-    figure.suptitle(source.name)
-    figure.savefig(file, format="png", dpi=150)
-
-
-def _rates(axes: Any, source: Source) -> None:
     points = points_of(source.entries, [""] * len(source.entries))
     for name, number in colours(point.entry for point in points).items():
         own = [point for point in points if point.entry.backend == name]
-        axes.scatter([x.intensity for x in own], [x.tflops for x in own], s=14, alpha=0.75, color=f"C{number}", label=name)
+        left.scatter([x.intensity for x in own], [x.tflops for x in own], s=14, alpha=0.75, color=f"C{number}", label=name)
     if points:
         low, high = (f(point.intensity for point in points) for f in (min, max))
         for dtype, bandwidth, rate in roofs(source.limits):
             corner = rate / bandwidth
             xs = [low, *([corner] if low < corner < high else []), high]
-            axes.plot(xs, [min(x * bandwidth, rate) for x in xs], linestyle="--", linewidth=1, color="gray")
-            axes.annotate(dtype, (high, min(high * bandwidth, rate)), fontsize=8, ha="right", va="bottom")
-        axes.legend(fontsize=8)
-    axes.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="Tflop/s", title="rate and limits")
-
-
-def _ratios(axes: Any, source: Source) -> None:
+            left.plot(xs, [min(x * bandwidth, rate) for x in xs], linestyle="--", linewidth=1, color="gray")
+            left.annotate(dtype, (high, min(high * bandwidth, rate)), fontsize=8, ha="right", va="bottom")
+        left.legend(fontsize=8)
+    left.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="Tflop/s", title="rate and limits")
     ratios = sorted(entry.speedup for entry in source.entries if entry.speedup)
-    axes.plot(ratios, marker=".", linestyle="none")
-    axes.axhline(1, color="gray", linewidth=1)
-    axes.set(xlabel="problems, by gain", ylabel="times torch's speed", title="speed over torch")
+    right.plot(ratios, marker=".", linestyle="none")
+    right.axhline(1, color="gray", linewidth=1)
+    right.set(xlabel="problems, by gain", ylabel="times torch's speed", title="speed over torch")
+    figure.suptitle(source.name)
+    figure.savefig(file, format="png", dpi=150)

@@ -4,8 +4,6 @@ Where the shipped predictor knows the GPU and the kind of weight, it chooses. El
 has no product of them, and dequantizing the whole weight in each call takes longer than the product itself up to some 500 rows.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Generator, Sequence

@@ -1,7 +1,5 @@
 """Selection of the fastest choices of one reduction class, so that the bits of a row do not depend on its batch."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -48,7 +46,12 @@ Make = Callable[[Work], Table]
 
 def sample_classes(work: Work, others: Sequence[int]) -> None:
     """Time the best choices of the likeliest classes next to each other, at the tuned Ms and at ``others`` between them."""
-    classes = _likely(work)
+
+    def key(x: Reduction) -> tuple[bool, bool, float, str]:
+        divided = bool(x.parts or x.order) or x.unit == ALONE
+        return str(x) != work.agreed, divided, mean_loss(work.rough, set(members_of(work, x)), missing_loss(x)), str(x)
+
+    classes = sorted(classes_of(work), key=key)[:MOST_RANKED]
     listed = _listed(work, list(work.results), classes)
     for m in work.results:
         _time(work, m, [*_entrants_at_tuned(work, m, classes), *listed[m]])
@@ -70,16 +73,6 @@ def _is_listed(m: int) -> bool:
     """Return True if the likeliest choices of each class compete at an M between the tuned ones."""
     halfway = m <= MOST_HALFWAY and m % 3 == 0 and (m // 3).bit_count() == 1
     return m >= LEAST_LISTED and (m.bit_count() == 1 or halfway)
-
-
-def _likely(work: Work) -> list[Reduction]:
-    """Return the declared classes that compete at the tuned Ms: the agreed one, one run of K, then by mean loss."""
-
-    def key(x: Reduction) -> tuple[bool, bool, float, str]:
-        divided = bool(x.parts or x.order) or x.unit == ALONE
-        return str(x) != work.agreed, divided, mean_loss(work.rough, set(members_of(work, x)), missing_loss(x)), str(x)
-
-    return sorted(classes_of(work), key=key)[:MOST_RANKED]
 
 
 def _listed(work: Work, rows: Iterable[int], classes: Sequence[Reduction]) -> dict[int, list[str]]:

@@ -1,7 +1,5 @@
 """Compilation, verification and timing of the choices of one problem that have no outcome yet."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import functools

@@ -1,7 +1,5 @@
 """Observation of a choice that declares nothing: its calls must not contradict what is assumed of it."""
 
-from __future__ import annotations
-
 import torch
 
 from ..choice import Choice, Kernel

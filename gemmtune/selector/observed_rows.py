@@ -1,7 +1,5 @@
 """Choices that declare no reduction, at the Ms where their bits were compared with those of a class."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """Concurrent compilation of many choices, in worker processes without access to a GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import math

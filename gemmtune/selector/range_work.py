@@ -1,7 +1,5 @@
 """A range of M in progress: the measurements so far, and the helpers that its steps share."""
 
-from __future__ import annotations
-
 import contextvars
 import dataclasses
 import logging

@@ -1,7 +1,5 @@
 """Tuning of a range of M: samples, crossovers between them, a proof over each interval, and the table for the store."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -119,26 +117,25 @@ def tune_rows(
     locked = product_of(rows_class.key) if settings.batch_invariant else rows_class.key
     with tuning_lock(settings, f"{kind} {locked}", work.fingerprint, waiting):
         known = stored_table(rows_class, work.fingerprint, store, kind) if settings.tune != "force" else None
-        spoiled = known is not None and bool(known[0].disturbed) and retry == "disturbed"
-        if known is not None and not spoiled and known[0].covers(filter(rows_class.has, rows)) and _serves(known[0], work, store):
+        if known is not None and not (known[0].disturbed and retry == "disturbed") and _serves(known[0], work, store):
             return RangeResult(rows_class=rows_class, table=known[0], seconds=time.perf_counter() - begun, source="store")
-        work.agreed = agreed_class(rows_class, work.fingerprint, store) if settings.batch_invariant else ""
-        with contextlib.closing(work):
-            _measure_samples(work, store, (*recorded, *compared), limits=limits, retry=retry)
-            table = invariant_table(work, _table) if settings.batch_invariant else _table(work)
-            table = dataclasses.replace(table, disturbed=work.disturbed)
-        store.put_ranged(Ranged(key=rows_class.key, fingerprint=work.fingerprint, kind=kind, value=table.to_json()))
-    return _measured(work, table, time.perf_counter() - begun)
+        found = _measured(work, store, (*recorded, *compared), limits=limits, retry=retry)
+        store.put_ranged(Ranged(key=rows_class.key, fingerprint=work.fingerprint, kind=kind, value=found.table.to_json()))
+    return dataclasses.replace(found, seconds=time.perf_counter() - begun)
 
 
-def _measured(work: Work, table: Table, seconds: float) -> RangeResult:
+def _measured(work: Work, store: Store, recorded: Sequence[int], *, limits: bool, retry: Retry) -> RangeResult:
+    invariant = work.settings.batch_invariant
+    work.agreed = agreed_class(work.rows_class, work.fingerprint, store) if invariant else ""
+    with contextlib.closing(work):
+        _measure_samples(work, store, recorded, limits=limits, retry=retry)
+        table = invariant_table(work, _table) if invariant else _table(work)
     return RangeResult(
         rows_class=work.rows_class,
-        table=table,
+        table=dataclasses.replace(table, disturbed=work.disturbed),
         tuned_results=tuple(work.results.values()),
         times={m: work.right(m) for m in sorted(work.times)},
         wrong=work.wrong,
-        seconds=seconds,
         source="measured",
     )
 
@@ -159,8 +156,10 @@ def _tuned_rows(work: Work, sampled: list[int]) -> list[int]:
 
 
 def _serves(table: Table, work: Work, store: Store) -> bool:
-    """Return True if the choices of a stored table, unless excluded, still exist. Lost kernels are compiled again."""
+    """Return True if a stored table covers the range and its choices, unless excluded, exist. Lost kernels are compiled again."""
     enabled, needed = enabled_backends(work.device, work.settings), []
+    if not table.covers(filter(work.rows_class.has, work.rows)):
+        return False
     for x in table.segments:
         choice = work.found(x, store)
         if choice is not None:

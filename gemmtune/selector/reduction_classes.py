@@ -1,7 +1,5 @@
 """Reduction classes of a range in progress, ranked by what they lose to the best choices."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """Session in a worker process, so that a choice that hangs, crashes or corrupts the GPU context costs only itself."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib
@@ -67,29 +65,21 @@ class RemoteSession(AbstractContextManager["RemoteSession"]):
 
     def equal_rows(self, whole: Choice, choice: Choice, rows_class: RowClass, rows: Sequence[int]) -> list[int]:
         """Run ``Session.equal_rows`` in the worker. Return none if the worker dies."""
-        try:
-            found, dead = self._opened().call(_do, "equal_rows", whole, choice, rows_class, rows, timeout_s=self._timeout_s)
-        except (WorkerCrashed, WorkerTimedOut) as error:
-            log.warning("the bits of %s at M = %d to %d could not be compared: %s", choice.name, rows[0], rows[-1], error.reason)
-            return []
-        if dead:
-            self._discard()
+        found, died = self._done("equal_rows", whole, choice, rows_class, rows)
+        if died is not None and found is None:
+            log.warning("the bits of %s at M = %d to %d could not be compared: %s", choice.name, rows[0], rows[-1], died.reason)
         return cast(list[int], found or [])
 
     def _sample(self, method: str, *arguments: Any) -> Sample:
         try:
-            sample, dead = self._opened().call(_do, method, *arguments, timeout_s=self._timeout_s)
-        except WorkerTimedOut as error:
-            return Sample(status=Status.TIMED_OUT, reason=f"{error.reason}; the limit is the setting choice_timeout_s")
-        except WorkerCrashed as error:
-            return Sample(status=Status.CRASHED, reason=error.reason)
+            sample, died = self._done(method, *arguments)
         except NoWorkerError:  # not the choice's fault, so nothing is stored for it
             raise
         except Exception as error:  # noqa: BLE001 - a choice that cannot be sent or loaded must not stop the tuning
             return Sample(status=Status.RUNTIME_ERROR, reason=f"{type(error).__name__}: {error}")
-        if dead:
-            self._discard()
-        return cast(Sample, sample)
+        if died is not None and died.status is Status.TIMED_OUT:
+            return dataclasses.replace(died, reason=f"{died.reason}; the limit is the setting choice_timeout_s")
+        return cast(Sample, sample or died)
 
     def rank(self, choices: Sequence[Choice], rounds_s: float | None = None) -> Ranking:
         """Run ``Session.rank`` in the worker. If the worker dies, try each choice in isolation and rank those that survive."""
@@ -106,43 +96,39 @@ class RemoteSession(AbstractContextManager["RemoteSession"]):
 
     def recheck(self, choices: Sequence[Choice]) -> dict[str, Sample]:
         """Run ``Session.recheck`` in the worker. If the worker dies, check each choice in isolation."""
-        try:
-            found, dead = self._opened().call(_do, "recheck", choices, timeout_s=self._timeout_s * max(1, len(choices)))
-        except (WorkerCrashed, WorkerTimedOut) as error:
-            if len(choices) > 1:
-                return {name: sample for c in choices for name, sample in self.recheck([c]).items()}
-            status = Status.CRASHED if isinstance(error, WorkerCrashed) else Status.TIMED_OUT
-            return {c.name: Sample(status=status, reason=f"{AFTER}: {error.reason}") for c in choices}
-        if dead:
-            self._discard()
-            if len(choices) > 1:
-                return {name: sample for c in choices for name, sample in self.recheck([c]).items()}
-            return {c.name: Sample(status=Status.CRASHED, reason=f"{AFTER}: the GPU context is lost") for c in choices}
-        return cast(dict[str, Sample], found)
+        found, died = self._done("recheck", choices, times=len(choices))
+        if died is None:
+            return cast(dict[str, Sample], found)
+        if len(choices) > 1:
+            return {name: sample for c in choices for name, sample in self.recheck([c]).items()}
+        return {c.name: dataclasses.replace(died, reason=f"{AFTER}: {died.reason}") for c in choices}
 
     def limits(self, known: Mapping[str, float]) -> tuple[dict[str, float], str]:
         """Run ``Session.limits`` in the worker. Return nothing if the worker dies."""
-        try:
-            found, _ = self._opened().call(_do, "limits", dict(known), timeout_s=self._timeout_s)
-        except (WorkerCrashed, WorkerTimedOut) as error:
-            log.warning("the limits of %s could not be measured: %s", self._arguments[1].name, error.reason)
-            return {}, ""
-        return cast(tuple[dict[str, float], str], found)
+        found, died = self._done("limits", dict(known))
+        if died is not None and found is None:
+            log.warning("the limits of %s could not be measured: %s", self._arguments[1].name, died.reason)
+        return cast(tuple[dict[str, float], str], found or ({}, ""))
 
     def _rank(self, choices: Sequence[Choice], rounds_s: float | None) -> Ranking | Sample:
         """Return the ranking, or a failed sample if the worker died."""
-        names = ", ".join(c.name for c in choices)
+        ranking, died = self._done("rank", choices, rounds_s, times=len(choices))
+        if died is None:
+            return cast(Ranking, ranking)
+        log.warning("the final rounds of %s ended the measuring process: %s", ", ".join(c.name for c in choices), died.reason)
+        return dataclasses.replace(died, reason=f"in the final rounds: {died.reason}")
+
+    def _done(self, method: str, *arguments: Any, times: int = 1) -> tuple[Any, Sample | None]:
+        """Return the result of a session's method, if there is one, and how the worker died of it, if it did."""
         try:
-            ranking, dead = self._opened().call(_do, "rank", choices, rounds_s, timeout_s=self._timeout_s * max(1, len(choices)))
+            result, dead = self._opened().call(_do, method, *arguments, timeout_s=self._timeout_s * max(1, times))
         except (WorkerCrashed, WorkerTimedOut) as error:
-            log.warning("the final rounds of %s ended the measuring process: %s", names, error.reason)
             status = Status.CRASHED if isinstance(error, WorkerCrashed) else Status.TIMED_OUT
-            return Sample(status=status, reason=f"in the final rounds: {error.reason}")
-        if dead:
-            log.warning("the final rounds of %s ruined the GPU context", names)
-            self._discard()
-            return Sample(status=Status.CRASHED, reason="in the final rounds: the GPU context is lost")
-        return cast(Ranking, ranking)
+            return None, Sample(status=status, reason=error.reason)
+        if not dead:
+            return result, None
+        self._discard()
+        return result, Sample(status=Status.CRASHED, reason="the GPU context is lost")
 
     def _opened(self) -> Worker:
         """Return the worker with the session open in it."""

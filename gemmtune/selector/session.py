@@ -1,7 +1,5 @@
 """Verification and measurement of the choices for one problem on one device, in this process."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging

@@ -1,7 +1,5 @@
 """Order of trial: a tuning begins with the choices that shipped measurements favour, even those of another GPU or version."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging

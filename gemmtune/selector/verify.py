@@ -1,7 +1,5 @@
 """Verification before timing: exact probes, an error bound on random data, guard bands, untouched inputs, by numerics.judging."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

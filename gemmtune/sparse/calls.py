@@ -45,7 +45,15 @@ def operands_of(
     extra = [(f"epilogue_args[{i}]", arg) for i, arg in enumerate(epilogue_args)]
     added = [] if inp is None else [("inp", inp)]
     check_operands(name, [("x", x), ("bsr", weight.values()), *added, *extra, *([] if out is None else [("out", out)])])
-    _check_dtypes(name, weight, [("x", x), *added])
+    known = OPERATIONS[name].operands[0].dtypes
+    if weight.dtype not in known:
+        expected = ", ".join(map(dtype_name, known))
+        raise InvalidProblemError(f"{name}: dtype of bsr: got {weight.dtype}, expected one of {expected}")
+    for label, other in (("x", x), *added):
+        if other.dtype != weight.dtype:
+            raise InvalidProblemError(
+                f"{name}: bsr and {label} must have the same dtype, got {weight.dtype} and {other.dtype}; cast one of them"
+            )
     if x.dim() != 2 or x.shape[0] != weight.shape[1]:
         raise InvalidProblemError(
             f"{name}: shapes do not fit, got bsr {list(weight.shape)} and x {list(x.shape)}; expected bsr [M, K] and x [K, N]"
@@ -71,18 +79,6 @@ def _fit(name: str, weight: Tensor, x: Any, inp: Any, out: Any) -> bool:
         if rows not in (1, m) or columns not in (1, shape[1]):
             return False
     return out is None or (isinstance(out, Tensor) and out.shape == (m, shape[1]))
-
-
-def _check_dtypes(name: str, weight: Tensor, others: Sequence[tuple[str, Tensor]]) -> None:
-    known = OPERATIONS[name].operands[0].dtypes
-    if weight.dtype not in known:
-        expected = ", ".join(map(dtype_name, known))
-        raise InvalidProblemError(f"{name}: dtype of bsr: got {weight.dtype}, expected one of {expected}")
-    for label, other in others:
-        if other.dtype != weight.dtype:
-            raise InvalidProblemError(
-                f"{name}: bsr and {label} must have the same dtype, got {weight.dtype} and {other.dtype}; cast one of them"
-            )
 
 
 def block_call(

@@ -1,7 +1,5 @@
 """Factors of block-sparse products: alpha and beta, and a factor for each row or column."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping

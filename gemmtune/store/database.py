@@ -1,7 +1,5 @@
 """Database: the store's tables in a file or in memory. Errors of sqlite3 and the system pass through to ``store.py``."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -9,12 +7,14 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ..cache import make_private
 from ..locking import has_locks
-from .row import COLUMNS, LIMIT_COLUMNS, RANGED_COLUMNS, Limit, Ranged, Row, checksum
+from .row import Limit, Ranged, Record, Row, checksum
 from .storefile import RANGED_SCHEMA, SCHEMA, check, code_of, connect, corrupt, create
 
+R = TypeVar("R", bound=Record)
 BUSY_TIMEOUT_S = 30.0
 """Longest wait for other writers: far more than any of ours takes, because a transaction writes the rows of one problem."""
 
@@ -25,18 +25,30 @@ os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_
 _of_parents: list[sqlite3.Connection] = []
 """Connections that a fork left in this process. SQLite allows neither their use nor their closing here."""
 
-_SELECT = f"{', '.join('m.' + column for column in COLUMNS)}, m.checksum FROM measurements AS m JOIN scopes AS s ON s.id = m.scope"
-_SELECT_RANGED = f"SELECT key, fingerprint, {', '.join(RANGED_COLUMNS)}, checksum FROM ranged"
-_SELECT_LIMITS = f"SELECT fingerprint, {', '.join(LIMIT_COLUMNS)}, checksum FROM limits"
+_SELECT = (
+    f"{', '.join('m.' + column for column in Row.COLUMNS)}, m.checksum FROM measurements AS m JOIN scopes AS s ON s.id = m.scope"
+)
+_SELECT_RANGED, _SELECT_LIMITS = (
+    f"SELECT {', '.join((*kind.OWNER, *kind.COLUMNS))}, checksum FROM {table}"
+    for kind, table in ((Ranged, "ranged"), (Limit, "limits"))
+)
 
 
 def _upsert(table: str, columns: Sequence[str]) -> str:
     return f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
 
-_UPSERT = _upsert("measurements", ("scope", *COLUMNS, "checksum"))
-_UPSERT_RANGED = _upsert("ranged", ("key", "fingerprint", *RANGED_COLUMNS, "checksum"))
-_UPSERT_LIMIT = _upsert("limits", ("fingerprint", *LIMIT_COLUMNS, "checksum"))
+_UPSERT = _upsert("measurements", ("scope", *Row.COLUMNS, "checksum"))
+_UPSERT_RANGED = _upsert("ranged", (*Ranged.OWNER, *Ranged.COLUMNS, "checksum"))
+_UPSERT_LIMIT = _upsert("limits", (*Limit.OWNER, *Limit.COLUMNS, "checksum"))
+
+
+def _whole(kind: type[R], name: str, *values: Any) -> R | None:
+    """Return the value of a record that ends with its checksum. Raise an error of corruption if the checksum is another one."""
+    *record, found = values
+    if checksum(*record) != found:
+        raise corrupt(f"{name} does not match its checksum")
+    return kind.of_record(*record)
 
 
 class Database:
@@ -154,21 +166,14 @@ class Database:
         if scope not in self._cache:
             records = connection.execute(f"SELECT {_SELECT} WHERE s.key = ? AND s.fingerprint = ?", scope)
             # The checksum covers the requested key, so a damaged file cannot return another problem's row.
-            found = (self._row(key, fingerprint, record) for record in records)
+            found = (_whole(Row, "a measurement", key, fingerprint, *record) for record in records)
             self._cache[scope] = {row.content_hash: row for row in found if row is not None}
         return self._cache[scope]
 
     def every_row(self) -> Iterator[Row]:
         """Yield all rows, problem by problem."""
-        for key, fingerprint, *record in self.connection().execute(f"SELECT s.key, s.fingerprint, {_SELECT} ORDER BY m.scope"):
-            row = self._row(key, fingerprint, record)
-            if row is not None:
-                yield row
-
-    def _row(self, key: str, fingerprint: str, record: Sequence[object]) -> Row | None:
-        if checksum(key, fingerprint, *record[:-1]) != record[-1]:
-            raise corrupt("a measurement does not match its checksum")
-        return Row.of_record(key, fingerprint, record[:-1])
+        records = self.connection().execute(f"SELECT s.key, s.fingerprint, {_SELECT} ORDER BY m.scope")
+        yield from (row for record in records if (row := _whole(Row, "a measurement", *record)) is not None)
 
     def fingerprints(self, key: str) -> list[str]:
         """Return the machines that have rows for a problem, with the machine of the newest row first."""
@@ -186,10 +191,7 @@ class Database:
         """Yield the limits of one machine, or of all."""
         where, values = (" WHERE fingerprint = ?", (fingerprint,)) if fingerprint is not None else ("", ())
         for machine, *record in self.connection().execute(_SELECT_LIMITS + where, values):
-            of = machine if fingerprint is None else fingerprint
-            if checksum(of, *record[:-1]) != record[-1]:
-                raise corrupt("a measured limit does not match its checksum")
-            limit = Limit.of_record(of, record[:-1])
+            limit = _whole(Limit, "a measured limit", fingerprint or machine, *record)
             if limit is not None:
                 yield limit
 
@@ -197,12 +199,8 @@ class Database:
         """Yield the records for all M, of one class on one machine, or of all."""
         connection = self.connection()
         where, values = (" WHERE key = ? AND fingerprint = ?", (key, fingerprint)) if key is not None else ("", ())
-        for *record, found in connection.execute(_SELECT_RANGED + where, values) if self._has_ranged else ():
-            if checksum(*record) != found:
-                raise corrupt("a record for all M does not match its checksum")
-            fact = Ranged.of_record(*record)
-            if fact is not None:
-                yield fact
+        records = connection.execute(_SELECT_RANGED + where, values) if self._has_ranged else ()
+        yield from (fact for record in records if (fact := _whole(Ranged, "a record for all M", *record)) is not None)
 
     def checksums(self) -> list[str]:
         """Return the checksums of all measurements and records for all M, sorted within each table."""

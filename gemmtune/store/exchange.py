@@ -1,7 +1,5 @@
 """Exchange of stores: a store as JSON, and the rows of one store merged into another."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -147,11 +145,10 @@ def from_json(data: object, source: str) -> tuple[list[Row], list[Limit], list[R
                 rows.append(Row.from_json(group["key"], group["fingerprint"], _object(item, "")))
             except StoreError as error:
                 raise StoreError(f"{place}.rows[{j}]: {str(error).removeprefix(': ')}") from None
-    limits = _records(lambda fields: Limit(**fields), top["limits"], f"{source}: limits", ("fingerprint",), _LIMIT)
-    return rows, limits, _records(Ranged.from_json, top.get("ranged", []), f"{source}: ranged", ("key", "fingerprint"))
-
-
-_LIMIT = ("fingerprint", "name", "value", "measured_at")
+    limits = _records(
+        lambda fields: Limit(**fields), top["limits"], f"{source}: limits", Limit.OWNER, (*Limit.OWNER, *Limit.COLUMNS)
+    )
+    return rows, limits, _records(Ranged.from_json, top.get("ranged", []), f"{source}: ranged", Ranged.OWNER)
 
 
 def _records(

@@ -1,7 +1,5 @@
 """Check of a whole store file, and removal of a corrupt one."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Machine part of a store key: everything except the problem and the choice that a measured time depends on."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib

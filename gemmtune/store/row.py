@@ -6,10 +6,10 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from ..choice import Status
 from ..errors import StoreError
@@ -18,8 +18,43 @@ from ..problem import Problem
 from .key import canonical, now
 
 
+class Record:
+    """Value that SQLite holds as a record: the fields of its OWNER, such as a machine, then those of its COLUMNS."""
+
+    __slots__ = ()
+    OWNER: ClassVar[tuple[str, ...]] = ("key", "fingerprint")
+    COLUMNS: ClassVar[tuple[str, ...]]
+    JSON: ClassVar[str] = ""
+    """Column that has a mapping, as canonical JSON."""
+
+    @property
+    def record(self) -> tuple[Any, ...]:
+        """Values of ``COLUMNS`` as SQLite holds them."""
+        return tuple(map(_held, (getattr(self, name) for name in self.COLUMNS)))
+
+    @property
+    def checksum(self) -> str:
+        """Checksum over the record and its owner."""
+        return checksum(*(getattr(self, name) for name in self.OWNER), *self.record)
+
+    @classmethod
+    def of_record(cls, *values: Any) -> Self | None:
+        """Return the value of a whole record, or None if it follows another version's rules. A new measurement replaces it then."""
+        fields = dict(zip((*cls.OWNER, *cls.COLUMNS), values, strict=True))
+        try:
+            return cls(**fields | ({cls.JSON: parse_json(fields[cls.JSON])} if cls.JSON else {}))
+        except (StoreError, TypeError, ValueError):
+            return None
+
+
+def _held(value: Any) -> Any:
+    if isinstance(value, dict):
+        return canonical(value)
+    return str(value) if isinstance(value, Status) else int(value) if isinstance(value, bool) else value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Record):
     """Result of one choice on one problem and one machine.
 
     (``key``, ``fingerprint``, ``content_hash``) identify it: the canonical texts of the problem and of the machine, and the
@@ -31,6 +66,11 @@ class Row:
         StoreError: a value breaks one of these rules. The message names the field.
     """
 
+    COLUMNS = (
+        "content_hash", "name", "backend", "status", "time_us", "error_over_bound", "finalist", "baseline",
+        "reason", "info", "measured_at",
+    )  # fmt: skip
+    JSON = "info"
     key: str
     fingerprint: str
     name: str
@@ -93,37 +133,15 @@ class Row:
         """Problem, machine and content hash, for which the store has at most one row."""
         return self.key, self.fingerprint, self.content_hash
 
-    @property
-    def record(self) -> tuple[Any, ...]:
-        """Values of ``COLUMNS`` as SQLite holds them."""
-        return (
-            self.content_hash, self.name, self.backend, str(self.status), self.time_us, self.error_over_bound,
-            int(self.finalist), int(self.baseline), self.reason, canonical(self.info), self.measured_at,
-        )  # fmt: skip
-
-    @property
-    def checksum(self) -> str:
-        """Checksum over the record and its problem and machine."""
-        return checksum(*self.scope, *self.record)
-
-    @classmethod
-    def of_record(cls, key: str, fingerprint: str, record: Sequence[Any]) -> Row | None:
-        """Return the row of a record, or None if it follows another version's rules. Then a new measurement replaces it."""
-        values = dict(zip(COLUMNS, record, strict=True))
-        try:
-            return cls(key=key, fingerprint=fingerprint, **values | {"info": parse_json(values["info"])})
-        except (StoreError, TypeError, ValueError):
-            return None
-
     def to_json(self) -> dict[str, Any]:
         """Return plain values of all fields except key and fingerprint."""
-        return {name: getattr(self, name) for name in COLUMNS} | {"status": str(self.status)}
+        return {name: getattr(self, name) for name in self.COLUMNS} | {"status": str(self.status)}
 
     @classmethod
     def from_json(cls, key: object, fingerprint: object, data: Mapping[str, Any]) -> Row:
         """Build the row from the result of ``to_json``. Raises StoreError for a missing, unknown or illegal field."""
-        if wrong := sorted(set(data) ^ set(COLUMNS)):
-            raise StoreError(f"got fields that are missing or unknown: {', '.join(wrong)}; expected {', '.join(COLUMNS)}")
+        if wrong := sorted(set(data) ^ set(cls.COLUMNS)):
+            raise StoreError(f"got fields that are missing or unknown: {', '.join(wrong)}; expected {', '.join(cls.COLUMNS)}")
         for name in ("finalist", "baseline"):
             if not isinstance(data[name], bool):
                 raise StoreError(f"{name}: got {data[name]!r}, expected true or false")
@@ -131,9 +149,11 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class Limit(Record):
     """One measured limit of a machine, such as ``bandwidth_gbps``. Raises StoreError unless it is finite and positive."""
 
+    OWNER = ("fingerprint",)
+    COLUMNS = ("name", "value", "measured_at")
     fingerprint: str
     name: str
     value: float
@@ -147,32 +167,16 @@ class Limit:
         object.__setattr__(self, "value", value)
         check_time_of_day(self.measured_at)
 
-    @classmethod
-    def of_record(cls, fingerprint: str, record: Sequence[Any]) -> Limit | None:
-        """Return the limit of a whole record, or None if it breaks this version's rules."""
-        try:
-            return cls(fingerprint=fingerprint, **dict(zip(LIMIT_COLUMNS, record, strict=True)))
-        except StoreError:
-            return None
-
-    @property
-    def record(self) -> tuple[Any, ...]:
-        """Values of ``LIMIT_COLUMNS`` as SQLite holds them."""
-        return self.name, self.value, self.measured_at
-
-    @property
-    def checksum(self) -> str:
-        """Checksum over the record and its machine."""
-        return checksum(self.fingerprint, *self.record)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranged:
+class Ranged(Record):
     """One fact about a class of problems (``problem.rows.RowClass.key``) on a machine, one of each ``kind`` in the store.
 
     ``value`` is a mapping of plain values. Raises StoreError if a value breaks a rule.
     """
 
+    COLUMNS = ("kind", "value", "measured_at")
+    JSON = "value"
     key: str
     fingerprint: str
     kind: str
@@ -191,45 +195,17 @@ class Ranged:
         """Class, machine and kind, for which the store has at most one record."""
         return self.key, self.fingerprint, self.kind
 
-    @property
-    def record(self) -> tuple[str, ...]:
-        """Values of ``RANGED_COLUMNS`` as SQLite holds them."""
-        return self.kind, canonical(self.value), self.measured_at
-
-    @property
-    def checksum(self) -> str:
-        """Checksum over the record and its class and machine."""
-        return checksum(self.key, self.fingerprint, *self.record)
-
-    @classmethod
-    def of_record(cls, key: str, fingerprint: str, kind: str, value: str, measured_at: str) -> Ranged | None:
-        """Return the fact of a whole record, or None if it breaks this version's rules."""
-        try:
-            return cls(key=key, fingerprint=fingerprint, kind=kind, value=parse_json(value), measured_at=measured_at)
-        except (StoreError, TypeError, ValueError):
-            return None
-
     def to_json(self) -> dict[str, Any]:
         """Return plain values of every field."""
-        return {"key": self.key, "fingerprint": self.fingerprint, **{name: getattr(self, name) for name in RANGED_COLUMNS}}
+        return {name: getattr(self, name) for name in (*self.OWNER, *self.COLUMNS)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Ranged:
         """Build the fact from the result of ``to_json``. Raises StoreError for a missing, unknown or illegal field."""
-        names = ("key", "fingerprint", *RANGED_COLUMNS)
+        names = (*cls.OWNER, *cls.COLUMNS)
         if set(data) != set(names):
             raise StoreError(f"got fields {', '.join(sorted(data))}, expected {', '.join(names)}")
         return cls(**data)
-
-
-COLUMNS: tuple[str, ...] = (
-    "content_hash", "name", "backend", "status", "time_us", "error_over_bound", "finalist", "baseline",
-    "reason", "info", "measured_at",
-)  # fmt: skip
-"""Fields of a Row without key and fingerprint, in the order of its record."""
-LIMIT_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Limit) if f.name != "fingerprint")
-RANGED_COLUMNS = ("kind", "value", "measured_at")
-"""Columns of a record for all M, without the class and the machine that it belongs to."""
 
 
 def checksum(*values: Any) -> str:

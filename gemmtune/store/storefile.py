@@ -1,7 +1,5 @@
 """File of the store: its schema, its creation, the removal of a corrupt one, and the meaning of its errors."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """Detection of other work on the machine during a measurement, and the wait for a quiet machine."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Sets of operands that calls use in turn, so that a measurement reads them from memory instead of a cache."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Modules of user-supplied GEMMs, imported in another process first. One that ends it or deceives others in it is left out."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

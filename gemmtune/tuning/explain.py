@@ -1,7 +1,5 @@
 """The reasons why a call runs its kernel."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from ..selector.segments import Table
 from ..selector.table import refusal_lines, short_reason
 from ..settings import Settings
 from ..store.key import difference, fingerprint
-from ..store.store import Store, open_store
+from ..store.store import open_store
 from ..timing.rounds import BUSY_MARK
 from .named import Operand, Operation, stated
 
@@ -98,10 +96,7 @@ def explain_problem(problem: Problem, device: DeviceInfo) -> Explanation:
     settings = settings_module.current()
     if settings.disable:
         return Explanation(problem=problem, pick=None, origin=f"torch, because {DISABLED}")
-    return _explain(problem, device, settings, open_store(settings))
-
-
-def _explain(problem: Problem, device: DeviceInfo, settings: Settings, store: Store) -> Explanation:
+    store = open_store(settings)
     candidates = candidates_for(problem, device, settings).stored(store)
     known = list(candidates.known.values())
     outcomes = (*right(known), *(o for o in known if o.status is not Status.OK))

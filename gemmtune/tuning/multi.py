@@ -13,12 +13,13 @@ import torch
 from .. import settings as settings_module
 from ..choice import Choice, Status
 from ..device import DeviceInfo, detect
+from ..dispatch.call import by_torch
 from ..dispatch.checks import check_tensors, why_not_ours
-from ..dispatch.fallback import by_torch
 from ..dispatch.host import host_us
 from ..dispatch.keys import key_of
+from ..dispatch.member import members_of
 from ..dispatch.plan import Plan
-from ..dispatch.ranges import RangePlan, members_of
+from ..dispatch.ranges import RangePlan
 from ..dispatch.ready import current_device
 from ..dispatch.statement import stated
 from ..dispatch.strategies import fallback
@@ -33,8 +34,7 @@ from ..selector.segments import Segment, Table, merged, outside, rows_of
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Ranged, open_store
-from .forced import Forced
-from .members import Wanted, candidates_of, held, in_worker, place_of, refuse_choices
+from .members import Forced, Wanted, candidates_of, held, in_worker, place_of, refuse_choices
 from .named import Operand, Operation, bound_call, stated_problem
 
 log = logging.getLogger("gemmtune")

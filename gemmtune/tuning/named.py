@@ -1,7 +1,5 @@
 """Problems of ``explain``, ``tune`` and ``multi``: given as such, or as an operation with the operands of a call."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

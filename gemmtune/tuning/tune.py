@@ -1,7 +1,5 @@
 """Tuning of problems and ranges of M ahead of calls."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """An untrusted GEMM: questions to its process, and what its conduct shows."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

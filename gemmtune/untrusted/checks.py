@@ -5,8 +5,6 @@ shows. Rows in full show the error of each element. The root mean square of thes
 which the bound of the worst case allows.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

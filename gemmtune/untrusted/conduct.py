@@ -1,7 +1,5 @@
 """Conduct of an untrusted GEMM: what it does besides computing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,12 +1,11 @@
 """Processes for untrusted GEMMs: one that imports torch once, and a fork of it for each GEMM."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UnavailableError
@@ -21,7 +21,6 @@ from ..settings import child_environment
 from ..timing.cores import tree
 from ..workers.pipe import Pipe
 from ..workers.worker import START_TIMEOUT_S
-from .sandbox import sandboxed
 from .standing import Of, Standings
 
 START = "import sys; sys.path.insert(0, sys.argv.pop()); from gemm_process.first import nameless; del sys.path[0]; nameless()()"
@@ -270,3 +269,25 @@ def _kill_all(root: int) -> None:
     for pid in reversed([*tree(root)]):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+
+
+PROGRAM = "bwrap"
+OF_GPU = ("--unshare-user-try", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
+"""Namespaces next to a GPU, whose memory cannot be shared between namespaces of inter-process communication."""
+
+
+def sandboxed(command: Sequence[str], folder: Path, *, gpu: bool) -> list[str]:
+    """Return the command in a sandbox. It may write to ``folder`` alone, sees no other process and no network.
+
+    Raises:
+        UnavailableError: bubblewrap is not installed.
+    """
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise UnavailableError(
+            f"sandbox: got no {PROGRAM} on PATH, expected bubblewrap: install it (apt install bubblewrap), or judge without "
+            "--sandbox on a machine that the GEMM may harm"
+        )
+    devices = ["--dev-bind", "/dev", "/dev"] if gpu else ["--dev", "/dev"]
+    words = [program, "--ro-bind", "/", "/", *devices, "--proc", "/proc", "--bind", str(folder), str(folder)]
+    return [*words, *(OF_GPU if gpu else ("--unshare-all",)), "--die-with-parent", "--new-session", "--", *command]

@@ -1,7 +1,5 @@
 """Priority, cores and scheduler of processes that an untrusted one can change: the caller, and torch's process with its threads."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

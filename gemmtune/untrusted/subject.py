@@ -1,7 +1,5 @@
 """An untrusted GEMM as a subject of the conformance suite: its functions here are calls of its process."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Place of a GEMM that nobody vouches for."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Calls of an untrusted GEMM, each with operands that it has not seen, and each with a checked result."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """Arguments of a call as words for another process, which finds the tensors in memory that it shares."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

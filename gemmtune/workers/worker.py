@@ -7,8 +7,6 @@ Function and arguments are pickled, so the function belongs to a module and the 
 ``sys.path``. The parent's main module is never imported: programs need no ``if __name__ == "__main__"`` guard.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import logging
@@ -24,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ..errors import GemmtuneError, UnavailableError
+from ..errors import ErrorWithData, GemmtuneError, UnavailableError
 from ..foreign import shown
 from .pipe import READY, GarbledError, Pipe
 
@@ -60,7 +58,7 @@ class WorkerTimedOut(_WorkerEnded):
     """Error of a worker process that did not answer within the time limit and was killed."""
 
 
-class NoWorkerError(UnavailableError):
+class NoWorkerError(ErrorWithData, UnavailableError):
     """Error of a worker process that cannot be started or ended before it took a job: no job is to blame."""
 
     def __init__(self, why: str) -> None:
@@ -72,9 +70,6 @@ class NoWorkerError(UnavailableError):
             "to it, or tune_in_subprocess=False to compile and tune in this process"
         )
         super().__init__(f"no worker process can be started: {why}; {remedy}")
-
-    def __reduce__(self) -> tuple[type[NoWorkerError], tuple[str]]:
-        return (type(self), (self.why,))
 
 
 class Worker:

@@ -11,10 +11,9 @@ import torch
 
 from gemmtune import settings
 from gemmtune.device import detect
-from gemmtune.perf_gate.collect import FreshProcess
 from gemmtune.perf_gate.gate import run_gate
 from gemmtune.perf_gate.options import GateOptions
-from gemmtune.perf_gate.sampling import Match, ProcessSample, Sampling, compare
+from gemmtune.perf_gate.sampling import FreshProcess, Match, ProcessSample, Sampling, compare
 from gemmtune.perf_gate.statistics import Decision
 from gemmtune.perf_gate.subjects import TORCH, subject_for
 from gemmtune.problem import Problem

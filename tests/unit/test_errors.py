@@ -15,6 +15,7 @@ from gemmtune.errors import (
     ConformanceError,
     EpilogueError,
     ErrorFromChoice,
+    ErrorWithData,
     FleetError,
     GateError,
     GemmtuneError,
@@ -47,7 +48,7 @@ EXAMPLES = [
 
 def test_every_exception_has_an_example() -> None:
     classes = {c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, GemmtuneError)}
-    assert classes == {type(e) for e in EXAMPLES} | {GemmtuneError}
+    assert classes == {type(e) for e in EXAMPLES} | {GemmtuneError, ErrorWithData}
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda e: type(e).__name__)

@@ -227,10 +227,10 @@ def test_records_of_a_foreign_database_that_break_the_rules_are_left_out():
     info = texts.index('{"stages":4,"tile":[64,128,32],"warps":8}')
     for value in ("[" * 5000, f'{{"a":{DIGITS}}}', "hello", None, b"\xff", "[]"):
         record = (*texts[:info], value, *texts[info + 1 :])
-        assert Row.of_record(KEYS[0], MACHINES[0], record) is None
-        assert Ranged.of_record(KEYS[0], MACHINES[0], "kind", value, texts[-1]) is None  # type: ignore[arg-type]
-    assert Limit.of_record(MACHINES[0], (CODES, 1.0, texts[-1])) is None
-    assert Limit.of_record(MACHINES[0], ("a", "1.0", texts[-1])) is None
+        assert Row.of_record(KEYS[0], MACHINES[0], *record) is None
+        assert Ranged.of_record(KEYS[0], MACHINES[0], "kind", value, texts[-1]) is None
+    assert Limit.of_record(MACHINES[0], CODES, 1.0, texts[-1]) is None
+    assert Limit.of_record(MACHINES[0], "a", "1.0", texts[-1]) is None
 
 
 def test_reasons_and_infos_hold_no_codes():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemmtune.perf_gate.collect import Series, collect
-from gemmtune.perf_gate.sampling import ProcessSample
+from gemmtune.perf_gate.sampling import ProcessSample, Series, collect
 from gemmtune.perf_gate.statistics import Decision, Judgement, Rule, judge
 
 

@@ -14,10 +14,9 @@ from gemmtune import cli, settings
 from gemmtune.device import detect
 from gemmtune.errors import GateError
 from gemmtune.perf_gate.baselines import Baselines
-from gemmtune.perf_gate.collect import FreshProcess
 from gemmtune.perf_gate.gate import problems_without_names, run_gate
 from gemmtune.perf_gate.options import GateOptions
-from gemmtune.perf_gate.sampling import Match, ProcessSample, Sampling
+from gemmtune.perf_gate.sampling import FreshProcess, Match, ProcessSample, Sampling
 from gemmtune.perf_gate.statistics import Decision
 from gemmtune.perf_gate.subjects import TORCH, subject_for
 from gemmtune.problem import Problem

@@ -438,7 +438,7 @@ def test_final_rounds_that_corrupt_the_process_are_logged_and_repeated(
         patched.setattr(session, "_discard", lambda: None)
         ranking = session.rank([running("multiply"), running("slow")])
     assert set(ranking.times) == {"fake:multiply"}
-    assert "the final rounds of fake:multiply, fake:slow ruined the GPU context" in caplog.text
+    assert "the final rounds of fake:multiply, fake:slow ended the measuring process: the GPU context is lost" in caplog.text
 
 
 def test_a_discarded_worker_is_closed_and_replaced(settings: Settings) -> None:

@@ -1,7 +1,5 @@
 """A run as a page of HTML: the verdict, the failures with maps of the wrong elements, then each property."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

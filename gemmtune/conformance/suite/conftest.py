@@ -1,7 +1,5 @@
 """Test generation: one test for each case, for each property with drawn cases, and for each architecture."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Random cases of a property, drawn by hypothesis, and the smallest failing one."""
 
-from __future__ import annotations
-
 import contextlib
 import operator
 

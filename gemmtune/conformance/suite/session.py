@@ -1,7 +1,5 @@
 """A run as a pytest session: opens the run, collects findings here or from workers of pytest-xdist, and summarises them."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of a run: cases, drawn cases, cases under compute-sanitizer, and gemmtune's kernels for each architecture."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -102,15 +102,11 @@ def _origins(roots: Sequence[str], trusted: tuple[str, ...]) -> tuple[Callable[[
     return of_gemm, sniffs
 
 
-def _of_files(note: Note, of_gemm: Callable[[Frame], bool], stdlib: tuple[str, ...]) -> dict[str, Handler]:
-    """Return the handlers of events about files."""
-    resolved, is_hidden, _ = paths()
-    installed = tuple(os.path.join(os.path.abspath(entry), "") for entry in sys.path if os.path.isdir(entry))
-    abspath, fsdecode, cwd, devnull, pathlike = os.path.abspath, os.fsdecode, os.getcwd, os.devnull, os.PathLike
-    writing, code, shared, packages, system = os.O_WRONLY | os.O_RDWR | os.O_CREAT, CODE, SHARED, PACKAGES, SYSTEM
+def _asker(of_gemm: Callable[[Frame], bool], stdlib: tuple[str, ...]) -> Callable[[Frame], bool]:
+    """Return a function that is true if the GEMM is the first that is not of Python's own modules."""
+    packages = PACKAGES
 
     def asked_by_gemm(frame: Frame) -> bool:
-        """Return True if the GEMM is the first that is not of Python's own modules."""
         while frame is not None:
             name = frame.f_code.co_filename
             if not name.startswith(stdlib) or any(word in name for word in packages):
@@ -118,14 +114,30 @@ def _of_files(note: Note, of_gemm: Callable[[Frame], bool], stdlib: tuple[str, .
             frame = frame.f_back
         return of_gemm(frame)
 
+    return asked_by_gemm
+
+
+def _writer(note: Note) -> Callable[[str], None]:
+    """Return a function that notes a file that is written, unless it lies in the folder for temporary files of this process."""
+    installed = tuple(os.path.join(os.path.abspath(entry), "") for entry in sys.path if os.path.isdir(entry))
+    code, system, cwd = CODE, SYSTEM, os.getcwd
+
     def wrote(path: str) -> None:
-        """Note a file that is written, unless it lies in the folder for temporary files of this process."""
         if path.endswith(code) and path.startswith(installed) and "__pycache__" not in path:
             note("reaches", f"{path}, a file of a package")
         elif path.startswith(system):
             note("reaches", f"{path}, a setting of the system")
         elif not path.startswith(cwd()):
             note("writes", path)
+
+    return wrote
+
+
+def _of_files(note: Note, asked_by_gemm: Callable[[Frame], bool], wrote: Callable[[str], None]) -> dict[str, Handler]:
+    """Return the handlers of events about files."""
+    resolved, is_hidden, _ = paths()
+    abspath, fsdecode, devnull, pathlike = os.path.abspath, os.fsdecode, os.devnull, os.PathLike
+    writing, shared = os.O_WRONLY | os.O_RDWR | os.O_CREAT, SHARED
 
     def opens(args: tuple[Any, ...], frame: Frame) -> None:
         path, flags = args[0], args[2]
@@ -199,7 +211,7 @@ def journal(roots: Sequence[str]) -> tuple[Note, Callable[[], list[tuple[str, st
     around = tuple(os.path.join(os.path.abspath(entry), "") for entry in sys.path if os.path.isdir(entry))
     trusted = (*stdlib, *packages, *(folder for folder in around if not any(root.startswith(folder) for root in roots)))
     of_gemm, sniffs = _origins(roots, trusted)
-    handlers = _of_files(note, of_gemm, stdlib) | _of_code(note, of_gemm, sniffs) | of_processes(note)
+    handlers = _of_files(note, _asker(of_gemm, stdlib), _writer(note)) | _of_code(note, of_gemm, sniffs) | of_processes(note)
     looking: set[int] = set()
     getframe, thread = sys._getframe, get_ident
 
