@@ -200,7 +200,9 @@ def look_ups() -> str:
             if row["trace"] == "looking up":
                 numbers = [f"{row[key]:.2f}" for key in ("new_p50_us", "new_p99_us", "one_p50_us", "one_p99_us")]
                 rows.append([device(content), row["dtype"], str(row["calls"]), *numbers])
-    return table(["device", "dtype", "calls", "random M: median µs", "99th percentile µs", "one M: median µs", "99th percentile µs"], rows)
+    return table(
+        ["device", "dtype", "calls", "random M: median µs", "99th percentile µs", "one M: median µs", "99th percentile µs"], rows
+    )
 
 
 def exactness() -> str:

@@ -54,9 +54,12 @@ def floors() -> str:
                 costs = [f"{found['tuning_s']:.0f}", f"{found['first_call_s']:.0f}", memory]
                 model = f"{content['options']['model']}, {content['options']['layers']} layers"
                 rows.append([model, scenario["name"], way, *numbers, *kernels, *costs])
+    head = ["model", "step", "way to run it", "ms"]
     ratio = ["× torch.compile", "× max-autotune", "floor ÷ time", "tokens/s"]
-    kernels = ["kernels", "GPU busy, µs"]
-    return table(["model", "step", "way to run it", "ms", *ratio, *kernels, "tuning, s", "first call, s", "memory, GB"], rows)
+    cost = ["kernels", "GPU busy, µs", "tuning, s", "first call, s", "memory, GB"]
+    split = len(head) + len(ratio)
+    fast, spent = [row[:split] for row in rows], [row[:3] + row[split:] for row in rows]
+    return f"{table([*head, *ratio], fast)}\n{table([*head[:3], *cost], spent)}"
 
 
 def commands() -> str:

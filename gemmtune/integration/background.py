@@ -62,7 +62,7 @@ class Job:
 
 
 class BackgroundTuning:
-    """Tables that a process of its own makes for the models of this process. ``print`` shows how far it is."""
+    """Tuning of tables in another process, for the models of this process. ``print`` shows its progress."""
 
     def __init__(self) -> None:
         self._reset()
