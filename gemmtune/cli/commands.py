@@ -228,7 +228,7 @@ def show_settings(**given: Any) -> None:
 )
 @output_options
 def bundle(**given: Any) -> None:
-    """Pack the store and all compiled kernels for a container image.
+    """Pack the store and kernels for a container image.
 
     The archive also has the native look-up, which is compiled if it is missing. Unpack it in the image, and set
     GEMMTUNE_CACHE_DIR to that folder. The folder may be read-only, and needs no compiler.
