@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,16 +103,17 @@ def _lines(rows: dict[str, Any]) -> list[str]:
 
 
 def _summary(body: list[list[str]]) -> str:
-    """In one line: how many mutants the last three columns let pass, and which right GEMMs the first of them would reject."""
+    """How many mutants the last three columns let pass, and which right GEMMs the first of them would reject."""
     made = [cells for cells in body if cells[2]]
     counts = [sum(cells[i] == "passes" for cells in made) for i in range(-len(USUAL), 0)]
     tried = [right for right in RIGHT if right.name not in CHOOSY]
     rejected = [f"`{right.name}`" for right in tried if not passes_usual_test(right.target, "cpu", *USUAL[0])]
-    return (
-        f"Of these {len(made)} mutants the three tests of the usual kind let {counts[0]}, {counts[1]} and {counts[2]} pass. "
-        f"The first one, with the defaults of assert_close, rejects {len(rejected)} of {len(tried)} right GEMMs: "
+    text = (
+        f"The ordinary tests of the last three columns let {counts[0]}, {counts[1]} and {counts[2]} of these {len(made)} mutants "
+        f"pass. The first, with the defaults of assert_close, rejects {len(rejected)} of {len(tried)} right GEMMs: "
         f"{', '.join(rejected)}."
     )
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _section(text: str) -> str:

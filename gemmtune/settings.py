@@ -1,5 +1,5 @@
-"""Settings: one frozen value with a variable GEMMTUNE_* and a line of pyproject.toml for each field, patched for a block of code.
-This is the only module that reads the environment.
+"""Settings, each from a block of ``patch``, else from a variable GEMMTUNE_*, else from pyproject.toml, else its default.
+Only this module reads the environment.
 
     with gemmtune.settings.patch(backends=("aten", "triton"), search="quick"):
         gemmtune.tune(problem)

@@ -23,9 +23,10 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def shell(words: str) -> str:
-    """Return a command on lines of at most 100 columns, each but the last with a backslash at its end."""
-    lines = textwrap.wrap(words, 98, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    return " \\\n".join(lines)
+    """Return a command on lines of at most 82 columns, broken before options; all but the last end with a backslash."""
+    pairs = re.sub(r"(?<= )(--[\w-]+) (?=[^\s-]\S{,60}(?:\s|$))", "\\1\u00a0", words)
+    lines = textwrap.wrap(pairs, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return " \\\n".join(lines).replace("\u00a0", " ")
 
 
 def filled(text: str, makers: dict[str, Callable[[], str]]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from . import table
 from .measured import RESULTS, results
 
-HEAD = ["results", "model", "way", "tokens of the prompt", "tokens a second", "× transformers"]
+HEAD = ["results", "model", "way to run it", "prompt, tokens", "tokens/s", "× transformers"]
 
 
 def generation() -> str:

@@ -13,7 +13,7 @@ NOT_YET = "Nobody has measured it yet: `benchmarks/integrations.py`.\n"
 
 def inductor() -> str:
     """Return a row for each product, compiled with and without a look-up table."""
-    head = ["GPU", "product", "default µs", "max-autotune µs", "table µs", "compile s by search", "by table", "entry"]
+    head = ["GPU", "M×N×K", "default µs", "max-autotune µs", "table µs", "max-autotune compile s", "table compile s", "entry"]
     rows = []
     for gpu, row in _rows("inductor"):
         ways = row["ways"]
@@ -27,7 +27,7 @@ def inductor() -> str:
 
 def vllm() -> str:
     """Return a row for each layer, by torch and by the class that vLLM runs."""
-    head = ["GPU", "layer", "weights", "torch µs", "bfloat16 µs", "gemmtune µs", "× torch", "× bfloat16"]
+    head = ["GPU", "M×N×K", "weights", "torch µs", "torch bfloat16 µs", "gemmtune µs", "× torch", "× torch bfloat16"]
     rows = []
     for gpu, row in _rows("vllm"):
         ways = row["ways"]

@@ -10,7 +10,7 @@ from typing import Any
 from . import table
 from .measured import RESULTS, results
 
-HEAD = ["GPU", "weight N×K, dtype", "values of M", "over torch", "worst", "over the table by time", "over one config"]
+HEAD = ["GPU", "weight N×K, dtype", "values of M", "× torch", "lowest", "× the ordinary table", "× one config"]
 NOTHING = "No results are in `benchmarks/results` yet.\n"
 
 
@@ -26,7 +26,7 @@ def costs() -> str:
         if content["bits"]:
             checked, differing = (sum(x[field] for x in content["bits"]) for field in ("checked", "differing"))
             compared.append(
-                f"{gpu}: {differing} of {checked} batches had a row with other bits, over {len(content['bits'])} weights."
+                f"{gpu}: {differing} of {checked} batches had a row with different bits, over {len(content['bits'])} weights."
             )
     return table(HEAD, rows) + "".join(f"\n{line}\n" for line in compared) if rows else NOTHING
 

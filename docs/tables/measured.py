@@ -16,32 +16,32 @@ ROOT = DOCS.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SHAPES = ROOT / "benchmarks" / "shapes"
 ABOUT = {
-    "bsr-best": "block-sparse products",
-    "bsr-blocks": "block-sparse products, blocks of 16 to 128",
-    "bsr-dense": "block-sparse products by Triton",
-    "bsr-large": "block-sparse products, 4096 tokens",
-    "bsr-ordered": "block-sparse product, half of the blocks of 64",
-    "bsr-skinny": "block-sparse products, few tokens",
-    "bsr-small": "block-sparse products, blocks of 16 to 64",
-    "bsr": "block-sparse products, patterns",
+    "bsr-best": "block-sparse GEMMs",
+    "bsr-blocks": "block-sparse GEMMs, blocks of 16 to 128",
+    "bsr-dense": "block-sparse GEMMs by Triton",
+    "bsr-large": "block-sparse GEMMs, 4096 tokens",
+    "bsr-ordered": "block-sparse GEMM, half of the blocks of 64",
+    "bsr-skinny": "block-sparse GEMMs, few tokens",
+    "bsr-small": "block-sparse GEMMs, blocks of 16 to 64",
+    "bsr": "block-sparse GEMMs, patterns",
     "cpu": "float32 and float16 on a CPU",
     "few-rows": "1 to 64 rows, bfloat16",
-    "routers": "scores of experts, few columns",
+    "routers": "routers of experts, few columns",
     "float32": "float32 by bfloat16 parts",
-    "grouped-words": "experts with weights of 4 and 8 bits",
-    "grouped": "grouped products",
-    "long-sums": "small results of long sums, bfloat16",
-    "mixed-prepacked": "prepacked weights of few bits",
+    "grouped-words": "experts with int4 and int8 weights",
+    "grouped": "grouped GEMMs",
+    "long-sums": "small M and N, long K, bfloat16",
+    "mixed-prepacked": "prepacked quantized weights",
     "models": "layers of public models, four dtypes",
-    "picks": "products of a test for equal picks",
-    "quantized-cutlass": "quantized products, with CUTLASS",
-    "quantized": "quantized products",
+    "picks": "shapes of a test for equal picks",
+    "quantized-cutlass": "quantized GEMMs, with CUTLASS",
+    "quantized": "quantized GEMMs",
     "reference18-cutlass-cold": "18 common shapes, with CUTLASS, cold",
     "reference18-cutlass": "18 common shapes, with CUTLASS",
     "reference18-inductor-rest": "4 of the 18 common shapes",
     "reference18-inductor": "14 of the 18 common shapes",
     "reference18": "18 common shapes, bfloat16",
-    "sums": "sums of two products",
+    "sums": "sums of two GEMMs",
     "unaligned-inductor-rest": "unaligned sizes, 9 shapes",
     "unaligned-inductor": "unaligned sizes, 5 shapes",
 }
@@ -49,7 +49,7 @@ BASELINES = {
     "torch": "torch",
     "torch-best": "torch, best parameters",
     "torch-default": "torch, default parameters",
-    "dense": "dense product by torch",
+    "dense": "torch, dense weight",
     "inductor": "Inductor, max-autotune",
 }
 
@@ -118,7 +118,7 @@ def summary() -> str:
             numbers = [f"{found['geomean']:.2f}", f"{min(ratios):.3f}", f"{max(ratios):.2f}"]
             what = f"[{ABOUT[name]}](measured-shapes.md#{section(folder, name)})"
             rows.append([what, device(content), str(found["shapes"]), BASELINES[baseline], *numbers])
-    return table(["products", "device", "shapes", "baseline", "geometric mean", "least", "most"], rows)
+    return table(["GEMMs", "device", "shapes", "baseline", "speed-up, geometric mean", "lowest", "highest"], rows)
 
 
 def references(row: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def host() -> str:
         for row in content["rows"]:
             numbers = [f"{row[name]:.2f}" for name in ("torch_us", "native_us", "native_ratio", "python_ratio")]
             rows.append([device(content), row["backend"], str(row["size"]), *numbers])
-    return table(["device", "pick of", "M = N = K", "torch µs", "gemmtune µs", "share of torch", "share by Python alone"], rows)
+    return table(["device", "pick of", "M = N = K", "torch µs", "gemmtune µs", "gemmtune ÷ torch", "Python look-up ÷ torch"], rows)
 
 
 def ranges() -> str:
@@ -177,7 +177,7 @@ def ranges() -> str:
         content = results(folder, name)
         for row in content["tuning"]:
             rows.append([device(content), row["weight"], f"{row['seconds']:.1f}", str(row["segments"])])
-    return table(["device", "weight", "seconds", "segments"], rows)
+    return table(["device", "weight N×K", "seconds to tune", "segments"], rows)
 
 
 def regret() -> str:
@@ -188,7 +188,7 @@ def regret() -> str:
             rows.append(
                 [row["weight"], str(row["m"]), f"`{row['choice'][:40]}`", f"{100 * row['regret']:.1f}", f"{row['of_torch']:.3f}"]
             )
-    return table(["weight", "M", "choice of the table", "% slower than tuned for this M", "× torch"], rows)
+    return table(["weight N×K", "M", "choice of the table", "% slower than tuned for this M", "× torch"], rows)
 
 
 def look_ups() -> str:
@@ -200,7 +200,9 @@ def look_ups() -> str:
             if row["trace"] == "looking up":
                 numbers = [f"{row[key]:.2f}" for key in ("new_p50_us", "new_p99_us", "one_p50_us", "one_p99_us")]
                 rows.append([device(content), row["dtype"], str(row["calls"]), *numbers])
-    return table(["device", "dtype", "calls", "random M, median µs", "random M, 99% µs", "one M, median µs", "one M, 99% µs"], rows)
+    return table(
+        ["device", "dtype", "calls", "random M: median µs", "99th percentile µs", "one M: median µs", "99th percentile µs"], rows
+    )
 
 
 def exactness() -> str:
@@ -210,7 +212,7 @@ def exactness() -> str:
         cases = [row for row in results("nvidia-h200", "exactness")["rows"] if row["allowed"] is allowed]
         largest = max(row["either_sign"] for row in cases if row["either_sign"] is not None)
         rows.append(["yes" if allowed else "no", str(len(cases)), f"{largest:.2f}"])
-    return table(["offered", "cases", "largest error ÷ torch's"], rows)
+    return table(["kernels are offered", "cases", "largest error ÷ torch's"], rows)
 
 
 def experts_around() -> str:
@@ -220,7 +222,7 @@ def experts_around() -> str:
         [str(x["tokens"]), str(x["experts_of_a_token"]), str(x["columns"]), "yes" if x["written_out"] else "no", f"{x['us']:.1f}"]
         for x in content["sums"]
     ]
-    return table(["tokens", "experts of a token", "columns", "sum written out", "µs"], rows)
+    return table(["tokens", "experts of a token", "columns", "written out", "µs"], rows)
 
 
 def picks() -> str:
@@ -230,7 +232,7 @@ def picks() -> str:
         content = results(folder, "picks")
         for name, found in content["repeat_picks"]["shapes"].items():
             rows.append([device(content), name, str(content["repeat_picks"]["processes"]), f"{100 * found['share']:.0f}"])
-    return table(["device", "shape", "processes", "% with the commonest pick"], rows)
+    return table(["device", "shape", "processes", "% with the most common pick"], rows)
 
 
 def mean(ratios: Iterable[float]) -> str:
@@ -255,15 +257,15 @@ def first_calls() -> str:
     rows = [
         [f"tune {len(cpu['shapes'])} shapes", "AMD EPYC, 2 cores", f"{cpu['tuning_s']:.0f}"],
         [f"tune {len(common['shapes'])} shapes in bfloat16", "H200", f"{common['tuning_s']:.0f}"],
-        ["the same with CUTLASS, nothing compiled yet", "H200", f"{cold['tuning_s']:.0f}"],
-        ["a table for M = 1 to 8192, the quickest of five weights", "H200", f"{min(tables):.0f}"],
-        ["the slowest of them", "H200", f"{max(tables):.0f}"],
+        ["the same 18 with CUTLASS, nothing compiled yet", "H200", f"{cold['tuning_s']:.0f}"],
+        ["one weight, a table for M = 1 to 8192: the quickest of five weights", "H200", f"{min(tables):.0f}"],
+        ["the slowest of the five", "H200", f"{max(tables):.0f}"],
         [f"{model}, torch.compile", "H200", f"{ways['compile']['first_call_s']:.0f}"],
         [f"{model}, torch.compile with max-autotune", "H200", f"{ways['max-autotune']['first_call_s']:.0f}"],
         [f"{model}, `optimize` and torch.compile", "H200", f"{ways['optimize+compile']['first_call_s']:.0f}"],
-        ["the same from the store (ranked by `graph`)", "H200", f"{stored:.0f}"],
+        ['the same from the store (`timing="graph"`)', "H200", f"{stored:.0f}"],
     ]
-    return table(["what", "device", "seconds"], rows)
+    return table(["task", "device", "seconds"], rows)
 
 
 def defaults() -> str:
@@ -277,7 +279,7 @@ def defaults() -> str:
                 ratios = [row[way] / row["default"] for row in found if way in row]
                 cells += [f"{statistics.geometric_mean(ratios):.2f}", f"{min(ratios):.2f}"] if ratios else ["", ""]
             rows.append([kind, str(count), str(len(found)), *cells])
-    return table(["weights", "rows", "layers", "× torch's way", "least", "× bfloat16", "least"], rows)
+    return table(["weights", "rows M", "layers", "× torch, geometric mean", "lowest", "× bfloat16, geometric mean", "lowest"], rows)
 
 
 def predicted() -> str:
@@ -301,8 +303,8 @@ def predicted() -> str:
                     f"{statistics.geometric_mean(x['tuned_over_torch'] for x in found):.2f}",
                 ]
             )
-    head = ["weights", "rows", "products", "predicted", "regret %, median", "95th percentile", "largest"]
-    return table([*head, "× torch", "least", "tuned, × torch"], rows)
+    head = ["weights", "rows M", "shapes", "of them predicted", "regret %: median", "95th percentile", "largest"]
+    return table([*head, "× torch, geometric mean", "lowest", "tuned: × torch"], rows)
 
 
 def unseen() -> str:
@@ -314,7 +316,7 @@ def unseen() -> str:
             speeds = [[x[name] for x in found] for name in ("over_dense", "tuned_over_dense")]
             numbers = [f"{number:.2f}" for speed in speeds for number in (statistics.geometric_mean(speed), min(speed))]
             rows.append([kind, str(m), str(len(found)), *numbers])
-    return table(["weights", "rows", "products", "predicted, × bfloat16", "least", "tuned, × bfloat16", "least"], rows)
+    return table(["weights", "rows M", "shapes", "predicted: × bfloat16", "lowest", "tuned: × bfloat16", "lowest"], rows)
 
 
 def replayed() -> str:
@@ -325,7 +327,7 @@ def replayed() -> str:
         for budget in (x for x in curve["budgets"] if x["choices"] in (4, 8, 16, 32, last)):
             numbers = [f"{100 * budget[name]:.1f}" for name in ("median", "p95", "worst")]
             rows.append([curve["search"], curve["order"], str(budget["choices"]), *numbers])
-    return table(["search", "order", "measured choices", "regret %, median", "95th percentile", "largest"], rows)
+    return table(["search", "order", "choices measured", "regret %: median", "95th percentile", "largest"], rows)
 
 
 def experts_models() -> str:
@@ -335,7 +337,7 @@ def experts_models() -> str:
         base = scenario["ways"]["compile"]["ms"]
         for way, found in scenario["ways"].items():
             rows.append([scenario["model"], scenario["name"], way, f"{found['ms']:.3f}", f"{base / found['ms']:.2f}"])
-    return table(["model", "step", "way", "ms", "× torch.compile"], rows)
+    return table(["model", "step", "way to run it", "ms", "× torch.compile"], rows)
 
 
 def gains() -> str:
@@ -347,8 +349,8 @@ def gains() -> str:
     rows = [
         [f"{len(common)} common shapes, bfloat16, with CUTLASS", "H200", "torch", mean(common)],
         [f"{len(single)} shapes in float32", "H200", "torch", mean(single)],
-        [f"{len(experts)} grouped products (experts), bfloat16", "H200", "torch", mean(experts)],
-        [f"{len(blocks)} block-sparse products", "H200", "dense product by torch", mean(blocks)],
+        [f"{len(experts)} grouped GEMMs (experts), bfloat16", "H200", "torch", mean(experts)],
+        [f"{len(blocks)} block-sparse GEMMs", "H200", "torch, dense weight", mean(blocks)],
         [f"{len(cpu)} shapes in float32 and float16", "AMD EPYC, 2 cores", "torch", mean(cpu)],
         [
             "Llama-3-8B, 8 layers, decoding one sequence, bfloat16",
@@ -358,7 +360,7 @@ def gains() -> str:
         ],
         ["the same with int4 weights", "H200", "torch.compile", f"{model['int4+compile']['over_compile']:.2f}"],
     ]
-    return table(["products", "device", "baseline", "speed-up"], rows)
+    return table(["workload", "device", "baseline", "speed-up"], rows)
 
 
 MAKERS: dict[str, Callable[[], str]] = {

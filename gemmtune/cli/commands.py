@@ -116,12 +116,12 @@ def fleet(**given: Any) -> int:
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- PROGRAM [ARGUMENTS]...")
 @output_options
 def record(**given: Any) -> int:
-    """Run a Python program and record the products it computes.
+    """Run a Python program and record its GEMMs.
 
-    These are calls of torch and of gemmtune. tune --recorded reads the file.
+    Calls of torch and of gemmtune are recorded. tune --recorded reads the file.
 
     PROGRAM is a script, or python with a script or a module. It runs unchanged in this process, except that torch.compile leaves
-    functions uncompiled. This command returns its exit status, and always writes the products recorded so far.
+    functions uncompiled. This command returns its exit status, and always writes the GEMMs recorded so far.
 
     \b
     gemmtune record -- python train.py --steps 10
@@ -194,9 +194,8 @@ def build(**given: Any) -> int:
 def doctor(**given: Any) -> int:
     """Show what gemmtune finds here, and what is missing.
 
-    These are versions, devices, compilers, backends, the native look-up, the store and the cache folder. The exit
-    status is 1 if the store or the cache folder cannot be used, if no backend works on any device, or if --build
-    fails.
+    It lists versions, devices, compilers, backends, the native look-up, the store and the cache folder. The exit
+    status is 1 if --build fails, if no backend works on any device, or if the store or cache folder is unusable.
     """
     return int(run("doctor.doctor", given))
 
@@ -208,7 +207,7 @@ def doctor(**given: Any) -> int:
 def show_settings(**given: Any) -> None:
     """Show the settings in force, and the source of each.
 
-    A variable GEMMTUNE_<NAME> sets one, or else a line of the nearest pyproject.toml with a table [tool.gemmtune].
+    The variable GEMMTUNE_<NAME> sets one, or a line in the table [tool.gemmtune] of the nearest pyproject.toml.
 
     \b
     gemmtune settings --changed
@@ -229,10 +228,10 @@ def show_settings(**given: Any) -> None:
 )
 @output_options
 def bundle(**given: Any) -> None:
-    """Pack what a container image needs.
+    """Pack the store and kernels for a container image.
 
-    These are the store, the kernels and the native look-up. The look-up is compiled if it is missing. In the image,
-    GEMMTUNE_CACHE_DIR names the folder with the unpacked files. It may be read-only, and needs no compiler.
+    The archive also has the native look-up, which is compiled if it is missing. Unpack it in the image, and set
+    GEMMTUNE_CACHE_DIR to that folder. The folder may be read-only, and needs no compiler.
 
     \b
     gemmtune bundle

@@ -105,7 +105,7 @@ class Product:
     block: str | int | None = _option(_BLOCK, "Side of the blocks of bsr, or ROWSxCOLUMNS; by default 64 (bsr_mm).", metavar="SIDE")
     density: float | None = _option(_SHARE, "Share of the blocks that exist; by default 0.5 (bsr_mm).")
     imbalance: str | None = _option(_one_of(*words.IMBALANCES), "Spread of the blocks over rows of bsr (bsr_mm).")
-    groups: int | None = _option(_COUNT, "Groups of rows, or of terms; by default 8 (grouped_mm).")
+    groups: int | None = _option(_COUNT, "Groups of rows, or along K; by default 8 (grouped_mm).")
     gated: str | None = _option(_one_of(*words.GATES), "Half of b's columns are gates (routed_grouped_mm).")
     tokens: int | None = _option(
         _COUNT, "Rows of a, from which an index picks M (routed_grouped_mm); rows of the sum of M rows (combined_grouped_mm)."

@@ -88,8 +88,8 @@ def judge(**given: Any) -> None:
     """Judge a GEMM's values, speed and conduct.
 
     TARGET is package.module:function, a file.py:function, a module of KernelBench's form with ModelNew, a file.cpp:symbol or
-    file.cu:symbol, or a folder of such files. It runs in a process of its own, with memory and clocks of the judge.
-    UNTRUSTED CODE RUNS AS YOU: it may read and write what you may, unless --sandbox is given.
+    file.cu:symbol, or a folder of such files. It runs in its own process, with memory and clocks of the judge.
+    UNTRUSTED CODE RUNS AS YOU: it can read and write what you can, unless --sandbox is given.
     Exit status: 0 right and honest, 1 wrong or dishonest, 2 not judged.
 
     \b

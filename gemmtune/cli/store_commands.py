@@ -22,7 +22,7 @@ MOST_DAYS = 36_500
 def show(**given: Any) -> None:
     """Show what the store knows of each problem, by machine.
 
-    These are the pick and the next best choices. Without a condition all problems are shown.
+    It prints the pick and the next best choices. Without a condition it prints all problems.
 
     \b
     gemmtune show 16x4096x4096
@@ -65,8 +65,8 @@ def report(**given: Any) -> None:
 def replay(**given: Any) -> None:
     """Replay searches on stored measurements.
 
-    FILE is a store or an export of one, by default the store in force. The table has the regret of each search and order of
-    trial after so many measured choices. That is the time of the best choice found over the best one stored, less one.
+    FILE is a store or an export of one, by default the store in force. The table has the regret of each search, by order of
+    trial and number of measured choices. Regret is the time of the best choice found ÷ that of the best stored one, less one.
 
     \b
     gemmtune replay

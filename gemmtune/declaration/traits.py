@@ -62,8 +62,8 @@ class Traits:
     """Granularities of one scale, among those of an operation (``labels.SCALES_OF``): tensor, row, column, group_32, … For an
     operation without ``tensor``, that stands for its first one."""
     scale_dtypes: tuple[str, ...] = ()
-    """Dtypes of scales accepted in addition to the usual one: the dtype of a for narrow weights and for weights of rows that are
-    added up, float32 for int_mm_mul."""
+    """Dtypes of scales accepted in addition to the usual one: the dtype of a for quantized weights and for weights of rows that
+    are added up, float32 for int_mm_mul."""
     weights: tuple[str, ...] = ("int8",)
     """Types of b of mixed_mm and mixed_grouped_mm: int8, uint8, int4 and uint4 (two in each byte), float8_e4m3fn, float8_e5m2."""
     zeros: bool = False

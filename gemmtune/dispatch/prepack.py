@@ -19,12 +19,12 @@ log = logging.getLogger("gemmtune")
 class PackedOperand:
     """The weight of a GEMM, with room for packed copies. Made by ``prepack``; the operations take it in place of ``b`` or ``bsr``.
 
-    ``tensor`` is the operand as given. A packed copy is made when the first kernel asks for its format, and made again after
-    ``tensor`` has changed, as far as ``freshness`` notices; ``refresh()`` has it made again after any other change.
+    ``tensor`` is the operand as given. A packed copy is made when the first kernel needs its format. It is made again after
+    each change of ``tensor`` that ``freshness`` notices. After any other change call ``refresh()``.
 
     Args:
         tensor: the operand.
-        sources: the tensors whose changes count, if ``tensor`` is an alias of them that torch does not tell of these.
+        sources: the tensors whose changes count, if ``tensor`` is an alias of them whose version does not count their changes.
     """
 
     __slots__ = ("__weakref__", "_copies", "_lock", "_sources", "tensor")
@@ -85,10 +85,10 @@ class PackedOperand:
         return [x for source in self._sources if (x := source()) is not None]
 
     def refresh(self) -> None:
-        """Have packed copies made again by the next calls.
+        """Make the next calls pack the operand again.
 
-        It is for changes that neither torch nor gemmtune notices, such as ``tensor.data.copy_(…)`` on a GPU. A CUDA graph that was
-        captured goes on with the memory of the copies, whose new numbers are written there by the next call outside of it.
+        Use it after changes that neither torch nor gemmtune notices, such as ``tensor.data.copy_(…)`` on a GPU. A captured CUDA
+        graph keeps using the memory of the copies. The next call outside of it writes the new numbers there.
         """
         with self._lock:
             self._copies = {name: (Stamp((), 0), copy) for name, (_, copy) in self._copies.items()}

@@ -62,7 +62,7 @@ class Job:
 
 
 class BackgroundTuning:
-    """Tables that a process of its own makes for the models of this process. ``print`` shows how far it is."""
+    """Tuning of tables in another process, for the models of this process. ``print`` shows its progress."""
 
     def __init__(self) -> None:
         self._reset()
@@ -190,7 +190,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def tuning_in_background() -> BackgroundTuning:
-    """Return the tuning in the background of this process, of all models with ``optimize(model, tune="background")``.
+    """Return this process's background tuning, which serves all models of ``optimize(model, tune="background")``.
 
     gemmtune.optimize(model, tune="background")
     model(x)  # serves at once

@@ -19,10 +19,10 @@ Tensor = torch.Tensor
 
 
 class use(TorchFunctionMode):
-    """A block in which torch's products run by stored picks where these are faster: ``with gemmtune.use():``.
+    """A block in which torch's GEMMs run by stored picks if these are faster: ``with gemmtune.use():``.
 
     Covers ``torch.mm``, ``addmm``, ``bmm``, ``baddbmm``, ``matmul``, ``@``, ``F.linear`` and ``F.grouped_mm`` (groups of rows or
-    terms, without gradients) in this thread. Nothing is tuned. Every function of torch costs the host 1 to 2 µs more in the block.
+    along K, without gradients) in this thread. Nothing is tuned. Every function of torch costs the host 1 to 2 µs more here.
     For modules ``gemmtune.optimize`` has no such cost.
     """
 

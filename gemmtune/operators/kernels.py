@@ -146,7 +146,7 @@ class Following(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, operator: Operator, keys: Any, words: dict[str, Any], *tensors: Tensor | None) -> Tensor:
         """The result. Of the tensors those are kept that the gradients are computed from."""
-        # A function has gradients turned off, but the next level of a transform has its own.
+        # A function has gradients disabled, but the next level of a transform has its own.
         with torch.set_grad_enabled(torch._C._are_functorch_transforms_active()):
             result = _below(operator, keys, tensors, words)
         given = operator.given(tensors)

@@ -37,23 +37,23 @@ def grouped_mm(
 
         a [M, K]     b [G, K, N]  out [M, N]     groups of rows: those of group g are multiplied by b[g]
         a [G, M, K]  b [K, N]     out [M, N]     groups of columns: those of group g are a[g] @ b[:, g]
-        a [M, K]     b [K, N]     out [G, M, N]  groups of terms: out[g] = a[:, g] @ b[g], 0 for a group without terms
+        a [M, K]     b [K, N]     out [G, M, N]  groups along K: out[g] = a[:, g] @ b[g], 0 for an empty group
         a [G, M, K]  b [G, K, N]  out [G, M, N]  no groups: ``offs`` is None, and this is ``bmm``
 
     Args:
         a, b: any strides; float32, float16 or bfloat16, both the same.
-        offs: int32 [G], the end of each group, where the next one begins. The host never reads it, so that a CUDA graph that
-            captured the call sees offsets that changed. Groups may be empty, and there may be none. Offsets that fall or pass the
-            end make any numbers, but nothing outside of the operands is touched.
-        rows: int32 or int64 [M], for groups of rows: row r of the product is made of a[rows[r]], a having any number of rows.
-        gated: ``silu``, ``gelu`` or ``gelu_tanh``, for groups of rows: the first half of the product's columns are gates, and the
-            result is act(gates) · the other half, computed in float32 where one kernel does it.
+        offs: int32 [G], the end of each group, where the next one begins. The host never reads it, so a captured CUDA graph uses
+            offsets that changed. Groups may be empty, and there may be none. If offsets fall or pass the end, the result is
+            undefined, and nothing outside of the operands is touched.
+        rows: int32 or int64 [M], for groups of rows. Row r of the product uses a[rows[r]]; a has any number of rows.
+        gated: ``silu``, ``gelu`` or ``gelu_tanh``, for groups of rows. The first half of the product's columns are gates. The
+            result is act(gates) · the other half, computed in float32 if one kernel does it.
         scatter: (slots, weights), for groups of rows: slots int32 or int64 [M], weights [T, C] float32 or of a's dtype, M = T · C.
             Row r of the product, times the weight in slot slots[r] = t · C + c, is added to row t of the result [T, N], in a
-            fixed order; rows behind the last group count for nothing. No slot is that of two rows. Goes with no epilogue.
+            fixed order. Rows after the last group do not count. Each slot belongs to one row. No epilogue is possible.
         out, epilogue, epilogue_args: as for ``mm``.
 
-    Returns ``out`` if it was given. Rows (columns) behind the last group hold anything, as torch leaves them. Raises as ``mm``.
+    Returns ``out`` if it was given. Rows (columns) after the last group hold anything, as in torch. Raises as ``mm``.
     """
     if _lacks_groups(a, b, offs):
         words = {"rows": rows, "gated": gated, "scatter": scatter, "epilogue": epilogue, "epilogue_args": epilogue_args}
@@ -138,7 +138,7 @@ def mixed_grouped_mm(
     epilogue: EpilogueFunction | None = None,
     epilogue_args: Sequence[Tensor] = NOTHING,
 ) -> Tensor:
-    """out = epilogue(a @ (b[g] · scale_b[g]) for each group of rows, *epilogue_args) for narrow weights, widened in the kernel
+    """out = epilogue(a @ (b[g] · scale_b[g]) for each group of rows, *epilogue_args) for quantized weights
 
     Args:
         a: [M, K] float32, float16 or bfloat16, any strides.

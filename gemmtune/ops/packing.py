@@ -70,20 +70,20 @@ def prepack(b: QuantizedWeight, *, op: str | None = None) -> QuantizedWeight: ..
 @overload
 def prepack(b: torch.Tensor, *, op: str | None = None) -> PackedOperand: ...
 def prepack(b: torch.Tensor | QuantizedWeight, *, op: str | None = None) -> PackedOperand | QuantizedWeight:
-    """Let the kernels keep ``b`` in a layout of their own, so that packing is not part of each call.
+    """Return ``b`` with room for copies in the layouts that kernels read fast, so that packing is not part of each call.
 
     Args:
-        b: [K, N], any strides: the right operand of a product, such as ``linear.weight.t()``; or packed weights of four bits,
-            [K/2, N], for ``mixed_mm`` with an encoding; or a ``QuantizedWeight``; or a sparse_bsr tensor [M, K] for ``bsr_mm``. It
-            is kept, not copied.
-        op: the operation that it is for, such as ``"mixed_mm"``: then its dtype is checked here, and not in the first call.
+        b: [K, N], any strides: the right operand of a product, such as ``linear.weight.t()``; or int4 weights [K/2, N] for
+            ``mixed_mm`` with an encoding; or a ``QuantizedWeight``; or a sparse_bsr tensor [M, K] for ``bsr_mm``. It is kept, not
+            copied.
+        op: the operation that uses it, such as ``"mixed_mm"``. Its dtype is then checked here, and not in the first call.
 
     Returns:
-        An operand that mm, addmm, int_mm, int_mm_mul, mixed_mm and scaled_mm take in place of ``b``, bsr_mm and bsr_addmm in place
-        of ``bsr``; of a ``QuantizedWeight`` the same with prepacked numbers. The memory of a packed copy, where a kernel wants one,
-        comes on top of that of ``b``. A changed ``b`` is packed again by the next call. torch does not count writes through
-        ``b.data``, DLPack, numpy or raw pointers: on a GPU call ``refresh()`` of the result after one; on a CPU one is noticed
-        unless it leaves a sample of a thousand elements as they were.
+        An operand for mm, addmm, int_mm, int_mm_mul, mixed_mm and scaled_mm in place of ``b``, and for bsr_mm and bsr_addmm in
+        place of ``bsr``. For a ``QuantizedWeight`` it is one with prepacked numbers. Packed copies need memory in addition to
+        ``b``. After a change of ``b`` the next call packs it again. torch does not count writes through ``b.data``, DLPack, numpy
+        or raw pointers. On a GPU call ``refresh()`` of the result after such a write. On a CPU it is noticed if it changes one of
+        a thousand sampled elements.
 
     Raises:
         InvalidProblemError: ``b`` is not a 2-D tensor, or not of a dtype that ``op`` takes.

@@ -177,7 +177,7 @@ def mixed_mm(
     epilogue: EpilogueFunction | None = None,
     epilogue_args: Sequence[Tensor] = NOTHING,
 ) -> Tensor:
-    """out = epilogue(a @ ((b − zero_b) · scale_b), *epilogue_args) for a narrow b, which is widened inside the kernel
+    """out = epilogue(a @ ((b − zero_b) · scale_b), *epilogue_args) for a quantized b, which the kernel widens
 
     Args:
         a: [M, K] float32, float16 or bfloat16, any strides.

@@ -83,7 +83,7 @@ _ROWS = (
         result=Result(dtypes=(torch.int32,), default=torch.int32), fused=Result(dtypes=_NARROW_FLOATS, default=torch.float32),
     ),
     _row(
-        "mixed_mm", "a @ ((b - zero_b) · scale_b) for a narrow b",
+        "mixed_mm", "a @ ((b - zero_b) · scale_b) for a quantized b",
         (
             *_product(_NARROW_FLOATS, (torch.int8, torch.uint8, *FLOAT8)),
             _WEIGHT_SCALE, dataclasses.replace(_WEIGHT_SCALE, role="zero_b"),
@@ -111,7 +111,7 @@ _ROWS = (
     ),
     _row("grouped_mm", "a @ b[g] for each group of rows of a", _GROUPED, grouped_product, of_grouped),
     _row(
-        "mixed_grouped_mm", "a @ (b[g] · scale_b[g]) for each group of rows of a and a narrow b",
+        "mixed_grouped_mm", "a @ (b[g] · scale_b[g]) for each group of rows of a and a quantized b",
         (
             *_product(_NARROW_FLOATS, (torch.int8, torch.uint8), grouped=True),
             Operand(role="scale_b", shape=("G", "S", "N"), dtypes=_SCALE, like_a=True), _OFFS,
@@ -142,7 +142,7 @@ _ROWS = (
         combined, out=("T", "N"), function="grouped_mm",
     ),
     _row(
-        "grouped_k_mm", "a @ b over each group of terms", (*_product(_NARROW_FLOATS), _OFFS), grouped_by_terms, of_grouped_terms,
+        "grouped_k_mm", "a @ b over each group along K", (*_product(_NARROW_FLOATS), _OFFS), grouped_by_terms, of_grouped_terms,
         out=("G", "M", "N"), function="grouped_mm",
     ),
 )  # fmt: skip

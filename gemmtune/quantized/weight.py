@@ -29,12 +29,12 @@ _NO_ADDRESS = 1 << 63
 class QuantizedWeight(GatheredByFsdp):
     """The weight (numbers − zero_points) · scales of shape [K, N], which ``mixed_mm`` and ``scaled_mm`` take in place of ``b``.
 
-    The rest of torch sees a tensor of ``dtype``. ``t()`` is the weight [N, K] of an ``nn.Linear``, whose products with it are
-    ``mixed_mm`` or ``scaled_mm``. It can be copied, moved, saved, compiled, and be a Parameter. Functions without a rule of their
-    own read the dequantized weight. A function that writes into it, or into a view of it, raises InvalidProblemError; ``copy_`` of
-    a QuantizedWeight of the same kind is done.
+    It is a tensor of ``dtype`` for torch. ``t()`` is the weight [N, K] of an ``nn.Linear``, which then runs ``mixed_mm`` or
+    ``scaled_mm``. It can be copied, moved, saved, compiled, and be a Parameter. Others of torch's functions read the dequantized
+    weight. A function that writes into it, or into a view of it, raises InvalidProblemError. ``copy_`` of a QuantizedWeight of the
+    same kind is allowed.
 
-    A weight of shape [G, K, N] has the weights of G experts. torch's grouped products with it are ``mixed_grouped_mm`` or
+    A weight of shape [G, K, N] has the weights of G experts. torch's grouped GEMMs with it run ``mixed_grouped_mm`` or
     ``scaled_grouped_mm``, and ``weight[i]`` is the weight [K, N] of one expert.
 
     Args:
@@ -219,9 +219,9 @@ class QuantizedWeight(GatheredByFsdp):
         self._hold(other.tensor, other.scales, other.zero_points, other.packed, other.encoding, other.transposed)
 
     def data_ptr(self) -> int:
-        """Return a number of this weight's memory, by which libraries find weights that share it. It is no address.
+        """Return a number by which libraries find weights that share memory. It is no address.
 
-        torch asks for memory of the weight's own: 0.
+        torch itself gets 0: the weight has no storage of its own.
         """
         is_torch = sys._getframe(1).f_globals["__name__"].startswith("torch.")
         return 0 if is_torch or self.is_meta else self.tensor.data_ptr() | _NO_ADDRESS

@@ -31,7 +31,7 @@ POWERS = (0, 0, 0, 40, -40)
 UNWRITTEN = -1
 """Bits of an element that the GEMM did not write, which are those of ``untrusted.memory.POISON``."""
 NO_BITS = 2**40
-"""Bits of no element. torch's bfloat16 NaN has the bits of the poison, so that a written one cannot be told from it."""
+"""Bits of no element. torch's bfloat16 NaN has the bits of the poison, so that a written one looks the same."""
 OF_STEPS = 4.0
 """Multiple of the accumulator's roundoff, times the sum of the magnitudes, that the mean error may have.
 

@@ -252,7 +252,7 @@ def _groups(records: Sequence[Record]) -> list[FailureGroup]:
     """Group the failures by bug, with as few bugs as possible.
 
     The candidates of a failure are its likely bug and the bugs that would give the same result (``also``). In each round, the bug
-    that explains most of the remaining failures takes them all. A case too small to tell two bugs apart thus joins the bug that
+    that explains most of the remaining failures takes them all. A case too small to tell two bugs apart counts for the bug that
     larger cases identify. A bug can only be chosen if it is the likely bug of some failure.
     """
     remaining = [
