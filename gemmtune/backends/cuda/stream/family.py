@@ -148,7 +148,7 @@ class Stream(Family[Config]):
     def source(self, problem: Problem, config: Config) -> KernelSource:
         shape = config.shape
         p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
-        given, left = REGISTERS[shape.warp_groups]
+        given, left = REGISTERS[shape.warp_groups] or (None, None)
         values = {
             "swap_ab": config.swap_ab,
             "p_by_k": bool(by_k(p)),
