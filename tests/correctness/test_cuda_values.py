@@ -112,7 +112,7 @@ def wgmma_stream(problem: Problem, shape: Any, told: dict[str, Any]) -> CudaChoi
 
 
 DENSE_PERSISTENT: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
-    "shared-tiles": (mm(61, 131, 1096), dense_shape(64, 48), {"blocks": 8}),
+    "shared-tiles": (mm(61, 131, 1096), dense_shape(64, 40), {"blocks": 8}),
     "swapped-gated": (gated(mm(70, 72, 520, dtype=F16)), dense_shape(64, 32, 1, 2), {"blocks": 4, "swap_ab": True}),
     "whole-added": (addmm(77, 200, 520), dense_shape(64, 32, 2, 1), {"blocks": 6, "whole": True}),
 }

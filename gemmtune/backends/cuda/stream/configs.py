@@ -16,10 +16,10 @@ REGISTERS = {1: None, 2: (GIVEN_REGISTERS, LEFT_REGISTERS), 3: (32, 160)}
 """Registers of a copying and of a multiplying thread, by the warp groups that multiply. None: the compiler gives all the most."""
 MOST_BLOCK_N = {1: 208, 2: 256, 3: 176}
 """Maximum lines of q without spilled sums, by the warp groups that multiply."""
-BLOCK_N_STEP = 16
+BLOCK_N_STEP = 8
 """Step of block_n."""
-QUAD_BYTES, MOST_QUADS = 256, 8
-"""Space in which a warp reorders 8 lines of q of its results, and the most times 8 lines at once."""
+QUAD_BYTES, MOST_QUADS, RAGGED_QUADS = 256, 8, 4
+"""Space in which a warp reorders 8 lines of q of its results, the most times 8 lines at once, and those of an odd number."""
 MOST_BLOCKS = 256
 """Maximum persistent blocks. More than multiprocessors would only wait."""
 LEAST_STEPS, MOST_PARTS = 8, 6
@@ -63,9 +63,14 @@ class Shape:
 
     @property
     def stored_bytes(self) -> int:
-        """Space in which a warp reorders results: a power of two of quads that divides those of a tile."""
+        """Space in which a warp reorders results: a power of two of quads that divides those of a tile, unless ``ragged``."""
         quads = self.block_n // 8
-        return QUAD_BYTES * min(quads & -quads, MOST_QUADS)
+        return QUAD_BYTES * (RAGGED_QUADS if self.ragged else min(quads & -quads, MOST_QUADS))
+
+    @property
+    def ragged(self) -> bool:
+        """True if a tile has an odd number of quads: the last part that a warp reorders is smaller."""
+        return self.block_n // 8 % 2 > 0
 
     @property
     def loads(self) -> int:
@@ -99,8 +104,8 @@ class Shape:
 SHAPES: tuple[Shape, ...] = tuple(
     Shape(block_m=block_m, block_n=block_n, cluster_m=cluster_m, cluster_n=cluster_n)
     for block_m in (64, 128, 192)
-    for block_n in range(32, MOST_BLOCK_N[block_m // WGMMA_M] + 1, BLOCK_N_STEP)
     for cluster_m, cluster_n in ((1, 1), (2, 1), (1, 2))
+    for block_n in range(32, MOST_BLOCK_N[block_m // WGMMA_M] + 1, BLOCK_N_STEP * cluster_m)
 )
 """All shapes.
 

@@ -114,14 +114,14 @@ class Stream(Family[Config]):
         return float(((steps_us + tiles_us) ** OVERLAP + reading_us**OVERLAP) ** (1 / OVERLAP)) + exchange_us
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
-        """Return every shape with and without ``swap_ab``, with shared and with whole tiles, best first."""
+        """Return every shape with and without ``swap_ab``, with shared tiles if sums load fast and with whole tiles, best first."""
         found = [
             Config(
                 shape=shape, blocks=blocks_of(shape, device), swap_ab=swap_ab, whole=whole, pdl=True, prefetch_stages=shape.stages
             )
             for shape in SHAPES
             for swap_ab in ((False,) if shape.cluster_m > 1 else (False, True))
-            for whole in (False, True)
+            for whole in ((False, True) if shape.loads > 1 else (True,))
         ]
         return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), not config.whole, str(config)))
 
@@ -169,7 +169,7 @@ class Stream(Family[Config]):
                 *kernel.files_of(grouped.__name__, "results"),
             ),
             values=kernel.common_values(problem, Work, {"sums": "float4*", "flags": "unsigned*"})
-            | kernel.values_of(shape, "multiplying", "stages", "stored_bytes", "loads")
+            | kernel.values_of(shape, "multiplying", "stages", "stored_bytes", "loads", "ragged")
             | values,
         )
 
