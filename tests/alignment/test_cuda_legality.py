@@ -645,7 +645,7 @@ def test_every_step_of_a_tile_has_one_block() -> None:
 @pytest.mark.parametrize("k", [8, 520, 1024, 4096])
 def test_each_step_of_a_dense_tile_is_summed_once(k: int) -> None:
     """Follow the kernel's walk. An owner waits for clusters with lower numbers, which sum the tile's earlier steps first of all."""
-    tiles = itertools.product((1, 150, 333, 1500), (264, 4096), (7, 132), (dense_shape(128, 96), dense_shape(128, 176, 1, 2)))
+    tiles = itertools.product((1, 150, 333, 1500), (264, 4096), (7, 132), (dense_shape(64, 88), dense_shape(128, 176, 1, 2)))
     for m, n, blocks, shape in tiles:
         for whole, swap_ab in itertools.product((False, True), (False, True)):
             problem, one = mm(m, n, k), config(shape, blocks=blocks, whole=whole, swap_ab=swap_ab)
@@ -680,12 +680,18 @@ def dense_pieces(division: DenseDivision, each: int, cluster_of: int, tiles: int
 @pytest.mark.parametrize(
     ("problem", "sizes", "told", "reason"),
     [
-        (mm(), {"block_m": 64}, {}, "got 64x128x64_s9, expected block_m 128 or 192, and block_n in multiples of 16 up to 256"),
-        (mm(), {"block_n": 72}, {}, "got 128x72x64_s8, expected block_m 128 or 192, and block_n in multiples of 16 up to 256"),
+        (mm(), {"block_m": 256}, {},
+         "got 256x128x64_s4, expected block_m of 64, 128 or 192, and block_n in multiples of 8 up to 256"),
+        (mm(), {"block_n": 68}, {},
+         "got 128x68x64_s8, expected block_m of 64, 128 or 192, and block_n in multiples of 8 up to 256"),
         (mm(), {"block_m": 192, "block_n": 192}, {},
-         "got 192x192x64_s4, expected block_m 128 or 192, and block_n in multiples of 16 up to 176"),
+         "got 192x192x64_s4, expected block_m of 64, 128 or 192, and block_n in multiples of 8 up to 176"),
+        (mm(), {"block_m": 64, "block_n": 256}, {},
+         "got 64x256x64_s5, expected block_m of 64, 128 or 192, and block_n in multiples of 8 up to 208"),
         (mm(), {}, {"blocks": 257}, "257 blocks, expected 1 to 256"),
         (mm(), {"cluster_m": 2}, {"blocks": 1}, "1 blocks, expected 2 to 256"),
+        (mm(), {"block_n": 88, "cluster_m": 2}, {},
+         "2 blocks copy 88 lines for each other, in parts that have to be multiples of 8"),
         (mm(layout="nn"), {"block_n": 96}, {},
          "an operand whose lines run across K is copied in lines of 64, and a tile has 96 columns"),
         (mm(), {"block_n": 16, "cluster_m": 4}, {},

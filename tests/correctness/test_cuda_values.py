@@ -1,6 +1,6 @@
 """Cuda kernels for few rows, run on the CPU thread by thread, with partial tiles and clusters.
 
-Each commit tests a case of one of the six families.
+Each commit tests a case of one of the seven families.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from cuda_cases import (
     addmm,
     biased,
     choice,
+    dense_shape,
     gated,
     gemv_shape,
     mixed,
@@ -110,6 +111,14 @@ def wgmma_stream(problem: Problem, shape: Any, told: dict[str, Any]) -> CudaChoi
     return choice(problem, shape, pdl=True, prefetch_stages=shape.stages, **told)
 
 
+DENSE_PERSISTENT: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
+    "shared-tiles": (mm(61, 131, 1096), dense_shape(64, 40), {"blocks": 8}),
+    "swapped-gated": (gated(mm(70, 72, 520, dtype=F16)), dense_shape(64, 32, 1, 2), {"blocks": 4, "swap_ab": True}),
+    "whole-added": (addmm(77, 200, 520), dense_shape(64, 32, 2, 1), {"blocks": 6, "whole": True}),
+}
+"""Cases with shared and whole tiles, clusters of two along both sides, and results as rows and as columns of a tile."""
+
+
 TWO, DEEP, PAIR = gemv_shape(8, 2, 2), gemv_shape(8, 4, 1), gemv_shape(16, 2, 2)
 ONE_TO_FOUR: dict[str, tuple[Problem, Any]] = {
     "bfloat16": (mm(1, 20, 328), TWO),
@@ -175,10 +184,10 @@ def by_parts(problem: Problem, shape: Any, told: dict[str, Any]) -> CudaChoice:
 
 KERNELS: dict[str, tuple[Callable[..., CudaChoice], dict[str, tuple[Any, ...]]]] = {
     "skinny": (skinny, CASES), "wgmma": (wgmma, MORE_ROWS), "gemv": (gemv, ONE_TO_FOUR), "parts": (by_parts, BY_PARTS),
-    "wgmma_stream": (wgmma_stream, PERSISTENT), "narrow": (gemv, FEW_ROWS),
+    "wgmma_stream": (wgmma_stream, PERSISTENT), "narrow": (gemv, FEW_ROWS), "stream": (wgmma_stream, DENSE_PERSISTENT),
 }  # fmt: skip
 PICKED = [
-    (kind, name) for kind in rotated([*KERNELS], 6, "kinds") for name in rotated([*KERNELS[kind][1]], len(KERNELS[kind][1]), kind)
+    (kind, name) for kind in rotated([*KERNELS], 7, "kinds") for name in rotated([*KERNELS[kind][1]], len(KERNELS[kind][1]), kind)
 ]
 
 

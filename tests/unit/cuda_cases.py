@@ -84,7 +84,7 @@ def by_columns(problem: Problem) -> Problem:
 
 
 def cluster_shape(text: str) -> cluster.Shape:
-    return next(shape for shape in (*cluster.SHAPES, *cluster.ONE_RUN) if str(shape) == text)
+    return next(shape for shape in (*cluster.SHAPES, *cluster.MIDDLE, *cluster.ONE_RUN) if str(shape) == text)
 
 
 def gemv_shape(block_n: int, stages: int, warps: int) -> gemv.Shape:

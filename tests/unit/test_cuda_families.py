@@ -93,6 +93,8 @@ FASTEST: list[tuple[Problem, tuple[str, ...]]] = [
         ),
     ),
     (mm(64, 4096, 14336), ("cluster_64x64x64_s12_k2_g1_pdl",)),
+    (mm(128, 4096, 14336), ("cluster_128x64x64_s8_k2_g1_pdl4",)),
+    (mm(112, 2048, 7168), ("cluster_64x160x64_s7_k4_2x1_g1_pdl3",)),
     (mm(16, 4096, 14336), ("cluster_64x16x128_s5_k2_g2_swap_pdl",)),
     (mm(8, 1024, 4096), ("cluster_64x16x128_s5_k2_g4_swap_pdl",)),
     (mm(24, 2048, 8192), ("cluster_64x32x128_s4_k2_g2_swap_pdl",)),
@@ -132,6 +134,8 @@ def test_search_offers_configs_that_were_fastest_on_h200(problem: Problem, wante
         ("cluster", mm(384, 128, 65536), "default", "a result of 384x128: tried with up to 256x256, or 64 rows or columns"),
         ("cluster", mm(64, 8192, 8192), "default", "the result has 128 tiles of 64x64, tried with up to 66"),
         ("cluster", mm(64, 6144, 4096), "default", "the result has 96 tiles of 64x64, tried with up to 66"),
+        ("cluster", mm(128, 5120, 17408), "default", "the result has 80 tiles of 128x64, tried with up to 66"),
+        ("cluster", mm(128, 2048, 4096), "default", "a result of 128x2048: tried with up to 256x256, or 64 rows or columns"),
         ("cluster", mm(16, 6144, 1024), "default", "K is 1024, tried from 4096 on"),
         ("cluster", mm(16, 28672, 8192), "default", "the result has 448 tiles of 64x64, tried with up to 66"),
         ("cluster", mm(128, 128, 4096), "quick", "K is 4096, tried from 8192 on"),
@@ -198,7 +202,7 @@ def test_blocks_of_a_tile_divide_its_columns_evenly() -> None:
     [
         ("bsr", blocked(512, 4096, 4096), bsr.SHAPES),
         ("bsr_skinny", blocked(9, 4096, 4096, imbalance="skewed"), [shape for shape in bsr_skinny.SHAPES if shape.block_n == 16]),
-        ("cluster", mm(256, 256, 2048), (*cluster.SHAPES, *cluster.ONE_RUN)),
+        ("cluster", mm(256, 256, 2048), (*cluster.SHAPES, *cluster.MIDDLE, *cluster.ONE_RUN)),
         ("gemv", mm(1, 8192, 8192), gemv.SHAPES),
         ("narrow", mm(40, 1536, 7168), narrow.SHAPES),
         ("skinny", mixed(9, 8192, 8192, **INT4), [shape for shape in skinny.SHAPES if shape.block_m == 16]),
@@ -224,7 +228,8 @@ def test_illegal_configs_are_counted_by_reason() -> None:
     assert found.choices
     reason = "an operand whose lines run across K is copied in lines of 64, and a tile has {} columns"
     assert {(r.name, r.count, r.reason) for r in found.refusals} == {
-        (f"cuda:cluster:{count} configs", count, reason.format(columns)) for columns, count in ((96, 2), (32, 10), (16, 10))
+        (f"cuda:cluster:{count} configs", count, reason.format(columns))
+        for columns, count in ((160, 2), (96, 2), (32, 10), (16, 10))
     }
     small = dataclasses.replace(SM90, smem_per_block_bytes=64 * 1024)
     refused = offered("skinny", mixed(32, **INT4), device=small)

@@ -113,6 +113,7 @@ TEXTS["wgmma_stream"] = [(p, STREAM if shape == SKINNY else stream_shape(64, 3, 
 
 DENSE = dense_shape(128, 128)
 TEXTS["stream"] = [(mm(), DENSE), (mm(), dense_shape(128, 112)), (mm(), dense_shape(192, 128)), (mm(), dense_shape(128, 128, 2))]
+TEXTS["stream"] += [(mm(), dense_shape(64, 128)), (mm(), dense_shape(128, 88))]
 TEXTS["stream"] += [(mm(dtype=F16), DENSE), (mm(layout="tn"), DENSE), (mm(layout="nn"), DENSE), (addmm(128, 128, 8192), DENSE)]
 TEXTS["stream"] += [(gated(mm()), DENSE), (biased(mm()), DENSE)]
 

@@ -391,11 +391,11 @@ def test_reductions_are_functions_of_k_alone():
 
 def test_sums_that_begin_where_a_row_lies_are_not_batch_invariant():
     """Blocks of a cluster begin with their own sums. Three and more do not commute, and swapped tiles have rows of a as columns."""
-    from gemmtune.backends.cuda.cluster.configs import ONE_RUN, SHAPES, Config
+    from gemmtune.backends.cuda.cluster.configs import MIDDLE, ONE_RUN, SHAPES, Config
     from gemmtune.backends.cuda.cluster.family import Cluster
 
     p, found = Problem.mm(16, 4096, 8192, dtype=torch.bfloat16), {}
-    for shape in (*SHAPES, *ONE_RUN):
+    for shape in (*SHAPES, *MIDDLE, *ONE_RUN):
         for swap in (False, True):
             config = Config(shape=shape, swap_ab=swap)
             reduction = Cluster().reduction(p, config)

@@ -115,6 +115,8 @@ SHAPES: tuple[Shape, ...] = (
 Most have as many stages as fit with two blocks per multiprocessor, so that a launch can start while the previous one ends. Others
 have twice the bytes, for long parts of K, or if several blocks must release a stage before it is refilled.
 """
+MIDDLE: tuple[Shape, ...] = (*_shapes(64, 160, 64, 7, 4, tiles=(2, 1)), *_shapes(128, 64, 64, 8, 2))
+"""Shapes for more than 64 rows and columns. A multiprocessor has one block, and all clusters run at once."""
 ONE_RUN: tuple[Shape, ...] = tuple(
     shape
     for tiles in ((1, 1), (1, 2), (2, 1))

@@ -20,8 +20,8 @@ from ..boxes import by_k, grid_of, operands_of, staged_maps, why_not_boxes
 from ..family import Family, beginnings, float32_sums, why_not_epilogue, why_not_here
 from ..hopper import TMA_BYTES, WGMMA
 from ..kernel import KernelSource
-from .configs import ONE_RUN, Config, clusters_of, why_not_config
-from .rank import candidates, cluster_counts, estimate_us, why_not_likely
+from .configs import Config, clusters_of, why_not_config
+from .rank import candidates, cluster_counts, estimate_us, is_likely, why_not_likely
 
 PATIENCE = 40
 """Number of polls for other clusters' sums, after which a warp leaves its work to the last cluster."""
@@ -107,7 +107,7 @@ class Cluster(Family[Config]):
 
     def likeliest(self, problem: Problem, device: DeviceInfo, ordered: Sequence[Config], count: int | None) -> list[Config]:
         """Return the likely configs. Only an exhaustive search, and batch invariance, try those with one run of K."""
-        return super().likeliest(problem, device, [x for x in ordered if count is None or x.shape not in ONE_RUN], count)
+        return super().likeliest(problem, device, [x for x in ordered if count is None or is_likely(problem, device, x)], count)
 
     def claims(self, problem: Problem, config: Config) -> Claims:  # noqa: ARG002 - the same for all problems
         return float32_sums(splits=config.parts)

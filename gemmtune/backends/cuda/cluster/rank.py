@@ -5,7 +5,7 @@ import dataclasses
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..hopper import clusters_at_a_time
-from .configs import ONE_RUN, SHAPES, Config, Shape, clusters_of, tiles_of
+from .configs import MIDDLE, ONE_RUN, SHAPES, Config, Shape, clusters_of, tiles_of
 
 LAUNCH_US = 2.4
 DRAM_GBPS = 4300.0
@@ -30,6 +30,8 @@ TILE_SIDE = 64
 """Rows or columns with which the other dimension may be long."""
 SMALL_SIDE = 256
 """Maximum rows and columns of a result whose few tiles are each shared by all clusters that fit."""
+MIDDLE_ROWS, MIDDLE_COLUMNS, MIDDLE_K = 128, 2048, 7168
+"""Most rows, least columns and least K of a product for which MIDDLE is tried. Elsewhere other families are as fast."""
 
 
 def why_not_likely(problem: Problem, device: DeviceInfo, search: str) -> str | None:
@@ -43,13 +45,26 @@ def why_not_likely(problem: Problem, device: DeviceInfo, search: str) -> str | N
     # A tile with 64 columns reads as many bytes for its 64 rows as for its columns. Multiprocessors just keep up with memory if
     # clusters of two blocks run for all tiles at once, and not if some of them read two tiles.
     most = device.sm_count // 2
-    tiles = -(-small // TILE_SIDE) * -(-large // TILE_SIDE) * problem.batch
+    side = MIDDLE_ROWS if is_middle(problem) else TILE_SIDE
+    tiles = -(-small // side) * -(-large // TILE_SIDE) * problem.batch
     if tiles > most:
-        return f"the result has {tiles} tiles of {TILE_SIDE}x{TILE_SIDE}, tried with up to {most}"
-    if search != "exhaustive" and small > TILE_SIDE and large * problem.batch > SMALL_SIDE:
+        return f"the result has {tiles} tiles of {side}x{TILE_SIDE}, tried with up to {most}"
+    if search != "exhaustive" and small > side and large * problem.batch > SMALL_SIDE:
         limits = f"{SMALL_SIDE}x{SMALL_SIDE}, or {TILE_SIDE} rows or columns"
         return f"a result of {problem.m}x{problem.n}: tried with up to {limits}"
     return None
+
+
+def is_middle(problem: Problem) -> bool:
+    """Return True if a product has the sizes for which MIDDLE is tried."""
+    return TILE_SIDE < problem.m <= MIDDLE_ROWS and problem.n >= MIDDLE_COLUMNS and problem.k >= MIDDLE_K
+
+
+def is_likely(problem: Problem, device: DeviceInfo, config: Config) -> bool:
+    """Return True if a search may try a config: SHAPES, or for the middle MIDDLE if all clusters run at once."""
+    if is_middle(problem):
+        return config.shape in MIDDLE and clusters_of(problem, config) <= clusters_at_a_time(device.sm_count, config.shape.cluster)
+    return config.shape in SHAPES
 
 
 def cluster_counts(shape: Shape, tile_clusters: int, problem: Problem, device: DeviceInfo) -> tuple[int, ...]:
@@ -98,7 +113,7 @@ def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
     The shapes of ONE_RUN have one cluster per tile.
     """
     both = (False, True)
-    found = [_filled(shape, problem, device, swap_ab=swap_ab) for shape in SHAPES for swap_ab in both]
+    found = [_filled(shape, problem, device, swap_ab=swap_ab) for shape in (*SHAPES, *MIDDLE) for swap_ab in both]
     found += [Config(shape=shape, swap_ab=swap_ab, pdl=True) for shape in ONE_RUN for swap_ab in both]
     # swap_ab ranks lower among equals: it stores columns one by one.
     return sorted(found, key=lambda config: (estimate_us(problem, device, config), config.swap_ab, str(config)))

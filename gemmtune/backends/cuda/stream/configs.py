@@ -12,12 +12,14 @@ from ..hopper import BARRIER_BYTES, GIVEN_REGISTERS, LEFT_REGISTERS, SMEM_BYTES,
 
 BLOCK_K = 64
 """Elements of K in a stage: one swizzled line of an operand whose K is contiguous."""
-REGISTERS = {2: (GIVEN_REGISTERS, LEFT_REGISTERS), 3: (32, 160)}
-"""Registers of a copying and of a multiplying thread, by the warp groups that multiply."""
-MOST_BLOCK_N = {2: 256, 3: 176}
+REGISTERS = {1: None, 2: (GIVEN_REGISTERS, LEFT_REGISTERS), 3: (32, 160)}
+"""Registers of a copying and of a multiplying thread, by the warp groups that multiply. None: the compiler gives all the most."""
+MOST_BLOCK_N = {1: 208, 2: 256, 3: 176}
 """Maximum lines of q without spilled sums, by the warp groups that multiply."""
-QUAD_BYTES, MOST_QUADS = 256, 8
-"""Space in which a warp reorders 8 lines of q of its results, and the most times 8 lines at once."""
+BLOCK_N_STEP = 8
+"""Step of block_n."""
+QUAD_BYTES, MOST_QUADS, RAGGED_QUADS = 256, 8, 4
+"""Space in which a warp reorders 8 lines of q of its results, the most times 8 lines at once, and those of an odd number."""
 MOST_BLOCKS = 256
 """Maximum persistent blocks. More than multiprocessors would only wait."""
 LEAST_STEPS, MOST_PARTS = 8, 6
@@ -58,9 +60,14 @@ class Shape:
 
     @property
     def stored_bytes(self) -> int:
-        """Space in which a warp reorders results: a power of two of quads that divides those of a tile."""
+        """Space in which a warp reorders results: a power of two of quads that divides those of a tile, unless ``ragged``."""
         quads = self.block_n // 8
-        return QUAD_BYTES * min(quads & -quads, MOST_QUADS)
+        return QUAD_BYTES * (RAGGED_QUADS if self.ragged else min(quads & -quads, MOST_QUADS))
+
+    @property
+    def ragged(self) -> bool:
+        """True if a tile has an odd number of quads: the last part that a warp reorders is smaller."""
+        return self.block_n // 8 % 2 > 0
 
     @property
     def loads(self) -> int:
@@ -92,9 +99,9 @@ class Shape:
 
 SHAPES: tuple[Shape, ...] = tuple(
     Shape(block_m=block_m, block_n=block_n, cluster_m=cluster_m, cluster_n=cluster_n)
-    for block_m in (128, 192)
-    for block_n in range(32, MOST_BLOCK_N[block_m // WGMMA_M] + 1, 16)
+    for block_m in (64, 128, 192)
     for cluster_m, cluster_n in ((1, 1), (2, 1), (1, 2))
+    for block_n in range(32, MOST_BLOCK_N[block_m // WGMMA_M] + 1, BLOCK_N_STEP * cluster_m)
 )
 """All shapes.
 
@@ -178,10 +185,9 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
     if (reason := device.why_no_smem(shape.shared_bytes)) is not None:
         return reason
     most = MOST_BLOCK_N.get(shape.warp_groups, 0)
-    if shape.block_m % WGMMA_M or shape.block_n % 16 or not 0 < shape.block_n <= most:
-        return (
-            f"got {shape}, expected block_m 128 or 192, and block_n in multiples of 16 up to {most or max(MOST_BLOCK_N.values())}"
-        )
+    if shape.block_m % WGMMA_M or shape.block_n % BLOCK_N_STEP or not 0 < shape.block_n <= most:
+        widths = f"block_n in multiples of {BLOCK_N_STEP} up to {most or max(MOST_BLOCK_N.values())}"
+        return f"got {shape}, expected block_m of 64, 128 or 192, and {widths}"
     if not shape.cluster <= config.blocks <= MOST_BLOCKS:
         return f"{config.blocks} blocks, expected {shape.cluster} to {MOST_BLOCKS}"
     rows, cols = tiles_of(problem, config)

@@ -21,20 +21,22 @@ from .configs import BLOCK_K, REGISTERS, SHAPES, Config, Division, Shape, lines_
 
 FLAGS_BYTES = 2**14
 """Size of all flags: 4 bytes for each warp of MOST_BLOCKS blocks."""
-LAUNCH_US, TILE_US = 1.0, 2.0
-"""Overheads of a launch, and of each tile of a block. All constants of the model are fitted to 1,073 times on an H100."""
-FLOPS_PER_NS = 5100.0
+TILE_US = 1.6
+"""Overhead of each tile of a block. All constants of the model are fitted to 2,061 times on an H100."""
+FLOPS_PER_NS = 5230.0
 """Throughput of one multiprocessor for 16-bit products."""
-ARRIVING_GBPS = 81.0
-"""Bandwidth into one multiprocessor, multicast data included."""
-L2_GBPS, DRAM_GBPS = 10000.0, 2530.0
+SHARED_GBPS = 198.0
+"""Bandwidth of a multiprocessor's shared memory. Copies write operands, and each warp group reads its lines of p and all of q."""
+L2_GBPS, DRAM_GBPS = 8900.0, 2735.0
 """Bandwidth from L2 to all multiprocessors, multicast data counted once, and of memory."""
-LEAST_STEP_NS = 100.0
+LEAST_STEP_NS = 200.0
 """Barrier overhead of one pipeline step."""
-EXCHANGE_GBPS, EXCHANGE_US = 23.0, 0.9
+EXCHANGE_GBPS, EXCHANGE_US = 32.0, 2.3
 """Rate at which a block stores its sums or adds those of another block, and the delay until the other sees them."""
-APART = 1.08
+APART = 1.1
 """Slowdown if clusters with the same columns of b are not one: they read them from L2 one after another."""
+OVERLAP = 6
+"""Exponent of the norm that adds the times of multiplying and of reading memory. They overlap, and slow each other if equal."""
 WAIT_US = 2.5
 """Time from a block's last product until another block sees its sums."""
 LEAST_ROWS, MOST_ROWS = 97, 1536
@@ -105,16 +107,18 @@ class Stream(Family[Config]):
         steps_us = slow * waves * division.steps * step_us_of(problem, config, at_a_time * shape.cluster)
         tiles_us = (division.waves + (division.shared > 0)) * TILE_US
         exchange_us = (division.parts - 1) * shape.sums_bytes / EXCHANGE_GBPS / 1e3 + EXCHANGE_US * (division.shared > 0)
-        return LAUNCH_US + max(steps_us + tiles_us, problem.bytes / DRAM_GBPS / 1e3) + exchange_us
+        reading_us = problem.bytes / DRAM_GBPS / 1e3
+        return float(((steps_us + tiles_us) ** OVERLAP + reading_us**OVERLAP) ** (1 / OVERLAP)) + exchange_us
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
+        """Return every shape with and without ``swap_ab``, with shared tiles if sums load fast and with whole tiles, best first."""
         found = [
             Config(
                 shape=shape, blocks=blocks_of(shape, device), swap_ab=swap_ab, whole=whole, pdl=True, prefetch_stages=shape.stages
             )
             for shape in SHAPES
             for swap_ab in ((False,) if shape.cluster_m > 1 else (False, True))
-            for whole in (False, True)
+            for whole in ((False, True) if shape.loads > 1 else (True,))
         ]
         return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), not config.whole, str(config)))
 
@@ -140,7 +144,7 @@ class Stream(Family[Config]):
     def source(self, problem: Problem, config: Config) -> KernelSource:
         shape = config.shape
         p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
-        given, left = REGISTERS[shape.warp_groups]
+        given, left = REGISTERS[shape.warp_groups] or (None, None)
         values = {
             "swap_ab": config.swap_ab,
             "p_by_k": bool(by_k(p)),
@@ -161,7 +165,7 @@ class Stream(Family[Config]):
                 *kernel.files_of(grouped.__name__, "results"),
             ),
             values=kernel.common_values(problem, Work, {"sums": "float4*", "flags": "unsigned*"})
-            | kernel.values_of(shape, "multiplying", "stages", "stored_bytes", "loads")
+            | kernel.values_of(shape, "multiplying", "stages", "stored_bytes", "loads", "ragged")
             | values,
         )
 
@@ -204,11 +208,11 @@ def step_us_of(problem: Problem, config: Config, blocks: int) -> float:
     shape, lines = config.shape, lines_of(problem, config)
     lines_p, lines_q = (shape.block_m, lines) if config.swap_ab else (lines, shape.block_n)
     multiplying_ns = 2 * shape.block_m * shape.block_n * BLOCK_K / FLOPS_PER_NS
-    arriving = 2 * BLOCK_K * (lines_p + lines_q)
+    moved = 2 * BLOCK_K * (lines_p + lines_q + shape.block_m + shape.warp_groups * shape.block_n)
     copied = 2 * BLOCK_K * (lines_p / shape.cluster_n + lines_q / shape.cluster_m)
     along_m = shape.cluster_n if config.swap_ab else shape.cluster_m
     apart = APART if along_m == 1 and problem.m > config.tile[0] else 1.0
-    return apart * max(multiplying_ns, arriving / ARRIVING_GBPS, copied * blocks / L2_GBPS, LEAST_STEP_NS) / 1e3
+    return apart * max(multiplying_ns, moved / SHARED_GBPS, copied * blocks / L2_GBPS, LEAST_STEP_NS) / 1e3
 
 
 def lead_us(division: Division) -> float:
