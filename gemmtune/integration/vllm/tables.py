@@ -36,10 +36,11 @@ KEY = "gemmtune"
 
 def unserved_quantized(op: str, size: tuple[int, int], words: Mapping[str, Any], points: Points, *, defaults: bool) -> str:
     """Do what ``unserved`` does for a quantized weight of ``size`` [N, K], described by the keywords of a Problem's constructor."""
-    text = f"gemmtune.Problem.{op}({ROWS}, {size[0]}, {size[1]}, {', '.join(f'{word}={value!r}' for word, value in words.items())})"
+    given = dict(words) | {"device_type": points.device_type}
+    text = f"gemmtune.Problem.{op}({ROWS}, {size[0]}, {size[1]}, {', '.join(f'{word}={value!r}' for word, value in given.items())})"
 
     def state() -> Problem:
-        made: Problem = getattr(Problem, op)(ROWS, *size, **words, device_type=points.device_type)
+        made: Problem = getattr(Problem, op)(ROWS, *size, **given)
         return made
 
     return unserved(state, points, defaults=defaults, made_by=f"gemmtune.tune({text}, m=range(1, {_most_rows(points) + 1}))")
