@@ -5,9 +5,10 @@
     python benchmarks/integrations.py --device cpu --weights 64x96 --rows 1,4
 
 The products are those of a layer of Llama-3-8B. Nobody needs vLLM: our classes stand on the stand-in of the tests. Their layers
-run by default tables, so nothing is tuned for them. The look-up table is an export of a store that was tuned without split-K and
-swapped operands, which Inductor's templates lack. All ways of a product take turns, in CUDA graphs, with operands that no cache
-holds. ``ratio`` is the time of the first way over that of another: above 1 that is faster. No product begins after ``--seconds``.
+run by default tables, so nothing is tuned for them. The look-up table is an export of a store that was tuned without split-K,
+swapped operands and overlapping launches, which Inductor's templates lack. All ways of a product take turns, in CUDA graphs, with
+operands that no cache holds. ``ratio`` is the time of the first way over that of another: above 1 that is faster. No product begins
+after ``--seconds``.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ __all__ = ["Ways"]
 WEIGHTS = "6144x4096,4096x4096,28672x4096,4096x14336"
 """[N, K] of the queries, keys and values, of the output, of gate and up, and of down."""
 GROUP = 128
-HAS_TEMPLATE, HAS_NONE = r"^aten:|^triton:mm_", r"_k\d|_swap"
+HAS_TEMPLATE, HAS_NONE = r"^aten:|^triton:mm_", r"_k\d|_swap|_pdl"
 """Choices that Inductor has too, and parts of names of those that it has not."""
 MOST_ERROR = 0.02
 PARTS = ("vllm", "inductor")
@@ -159,13 +160,14 @@ def tuned_table(problems: list[Problem], budget_s: float, search: str) -> tuple[
     return json.loads(json.dumps(table)), time.perf_counter() - begun
 
 
-def compiled(problem: Problem, device: DeviceInfo, table: Mapping[str, Any] | None) -> tuple[Any, float, bool]:
-    """The product through torch.compile, with a look-up table or by its defaults; the seconds; and if it has a Triton template."""
-    from torch._inductor import config  # noqa: PLC0415 - slow to import
+def compiled(problem: Problem, device: DeviceInfo, table: Mapping[str, Any] | None) -> tuple[Any, float, dict[str, Any]]:
+    """The product through torch.compile, with a look-up table or by its defaults; the seconds; and the entry that it took."""
+    from torch._inductor import config, select_algorithm  # noqa: PLC0415 - slow to import
     from torch._inductor.lookup_table import LookupTableChoices  # noqa: PLC0415
     from torch._inductor.utils import run_and_get_code  # noqa: PLC0415
     from torch._inductor.virtualized import V  # noqa: PLC0415
 
+    select_algorithm.PRINT_AUTOTUNE = False
     options = {} if table is None else {"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN,TRITON"}
     looked_up = contextlib.nullcontext() if table is None else V.set_choices_handler(LookupTableChoices())
     given = arguments(random_operands(problem, device.torch_device, seed=1))
@@ -176,7 +178,22 @@ def compiled(problem: Problem, device: DeviceInfo, table: Mapping[str, Any] | No
         seconds = time.perf_counter() - begun
     with torch.compiler.set_stance("fail_on_recompile"):
         function(*given)  # whatever compiles again does so outside of this block, without the table
-    return function, seconds, any("triton_tem" in code for code in codes)
+    return function, seconds, taken(table, problem, "\n".join(codes))
+
+
+def taken(table: Mapping[str, Any] | None, problem: Problem, code: str) -> dict[str, Any]:
+    """The entry of the table that a graph's code has, torch's operation by default."""
+    entries = (table or {}).get(key_of(problem), [])
+    of_template = (entry for entry in entries if "BLOCK_M" in entry and "triton_tem" in code)
+    return next((x for x in of_template if all(text in code for text in _texts(x))), {"template_id": f"aten::{problem.op}"})
+
+
+def _texts(entry: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in entry.items():
+        if name.startswith(("BLOCK_", "GROUP_")):
+            yield f"{name} : tl.constexpr = {value}"
+        elif name.startswith("num_"):
+            yield f"{name}={value},"
 
 
 def inductor_ways(problem: Problem, ways: Ways, table: Mapping[str, Any], autotune: bool) -> dict[str, Any]:
@@ -187,12 +204,12 @@ def inductor_ways(problem: Problem, ways: Ways, table: Mapping[str, Any], autotu
     if autotune:  # which begins with a reset of its own
         found = inductor(problem, ways.device)
         kernels["max-autotune"], compile_s["max-autotune"] = found.kernel, found.tuning_s
-    template = False
+    entry: dict[str, Any] = {}
     for name, given in (("default", None), ("table", table)):
-        function, compile_s[name], template = compiled(problem, ways.device, given)
+        function, compile_s[name], entry = compiled(problem, ways.device, given)
         kernels[name] = ways.layer(problem, function)
     kernels = {"default": kernels.pop("default"), **kernels}
-    return ways.compare(problem, kernels) | {"compile_s": compile_s, "entry": table.get(key_of(problem)), "template": template}
+    return ways.compare(problem, kernels) | {"compile_s": compile_s, "entries": table.get(key_of(problem), []), "taken": entry}
 
 
 def vllm_part(sizes: Sequence[tuple[int, int]], ms: Sequence[int], ways: Ways) -> Iterator[dict[str, Any]]:
@@ -257,7 +274,7 @@ def main(device: str, weights: str, rows: str, parts: tuple[str, ...], seconds: 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     ways = "  ".join(f"{name} {x['time_us']:.1f} µs ×{x['ratio']:.2f}" for name, x in row["ways"].items())
-    click.echo(f"{row['problem']:60} {ways}  {row.get('entry') or row.get('not_served') or ''}")
+    click.echo(f"{row['problem']:60} {ways}  {row.get('taken') or row.get('not_served') or ''}")
     return row
 
 

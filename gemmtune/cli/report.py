@@ -61,7 +61,8 @@ def replay_store(file: str | None, search: tuple[Search, ...], order: tuple[Orde
     found = replay(source.known[::every], search or SEARCHES, settings.current(), order or ("tuning", "ranked"))
     if not found.curves:
         raise click.ClickException(
-            f"{source.name}: got {len(source.known)} problems, expected some with enough measured choices"
+            f"{source.name}: got {len(source.known)} problems, expected some with enough measured choices:"
+            + " tune with --search exhaustive"
             + "".join(f"; {count}: {reason}" for reason, count in found.skipped.items())
         )
     if json_file != STDOUT:

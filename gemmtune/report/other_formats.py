@@ -7,6 +7,7 @@ reads a file for each layer, with a config for each number of tokens.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,22 +26,25 @@ _FAMILIES = ("grouped", "grouped_combined")
 """Templates whose tiles are of rows of one expert, as those of that kernel."""
 _OTHER_KERNELS = ("_swap", "+routed")
 """Parts of the names of choices that are no such kernel: swapped operands, and steps of torch around a product."""
+_NOT_INDUCTORS = ("swap_ab", "padded", "pdl")
+MOST_CONFIGS = 3
+"""Most configs of Inductor's template for one product: each costs a graph that is compiled about half a second."""
 Layer = tuple[str, int, int]
 """The device's name, the number of experts, and the columns between the two products."""
 
 
 def inductor_table(rows: Iterable[Row]) -> dict[str, list[Entry]]:
-    """Return one entry for each plain mm and bmm on a GPU, by the key that Inductor computes for a graph's product.
+    """Return the entries for each plain mm and bmm on a GPU, by the key that Inductor computes for a graph's product.
 
-    The entry is the faster of two: torch's own operation, or Inductor's template with the tile, warps and stages of our fastest
-    kernel that has no split-K and no swapped operands. Picks of other kinds have no template in Inductor. The latest measurement
-    counts where several machines or versions have one.
+    torch's own operation is the first. Inductor's template follows with the tile, warps and stages of up to ``MOST_CONFIGS`` of our
+    kernels that beat it, the fastest first. A graph that is compiled measures the entries and takes the fastest; a tie is torch's.
+    A single entry is taken unmeasured. The latest measurement counts where several machines or versions have one.
     """
     table: dict[str, list[Entry]] = {}
     for known in known_by_date(rows):
         problem = known.problem
-        if problem is not None and _is_plain(problem) and (entry := _entry(known, problem)) is not None:
-            table[key_of(problem)] = [entry]
+        if problem is not None and _is_plain(problem) and (entries := _entries(known, problem)):
+            table[key_of(problem)] = entries
     return table
 
 
@@ -58,16 +62,23 @@ def _is_plain(problem: Problem) -> bool:
     return len(dtypes) == 1 and dtypes <= set(_FLOATS)
 
 
-def _entry(known: Known, problem: Problem) -> Entry | None:
-    times: list[tuple[float, Entry]] = []
-    for row in known.rows:
-        if row.status is Status.OK and row.time_us is not None:
-            info = row.info
-            if row.baseline:
-                times.append((row.time_us, {"template_id": f"aten::{problem.op}"}))
-            elif info.get("template") == "mm" and info.get("splits", 1) == 1 and not info.get("swap_ab"):
-                times.append((row.time_us, _template(problem, info)))
-    return min(times, key=lambda x: x[0])[1] if times else None
+def _entries(known: Known, problem: Problem) -> list[Entry]:
+    """Return torch's operation and the templates whose kernels beat it. Without a correct choice there is none."""
+    timed = [(row.time_us, row) for row in known.rows if row.status is Status.OK and row.time_us is not None]
+    torch_us = min((us for us, row in timed if row.baseline), default=math.inf)
+    entries: list[Entry] = []
+    for us, row in sorted(timed, key=lambda x: x[0]):
+        if us < torch_us and _is_templates(row.info) and (entry := _template(problem, row.info)) not in entries:
+            entries.append(entry)
+    return [{"template_id": f"aten::{problem.op}"}, *entries[:MOST_CONFIGS]] if timed else []
+
+
+def _is_templates(info: Mapping[str, Any]) -> bool:
+    """Return True for a kernel of the mm template, launched as Inductor launches its own.
+
+    Inductor's has no split-K, no swapped or padded operands, and no launch that overlaps the previous kernel.
+    """
+    return info.get("template") == "mm" and info.get("splits", 1) == 1 and not any(info.get(word) for word in _NOT_INDUCTORS)
 
 
 def _template(problem: Problem, info: Mapping[str, Any]) -> Entry:

@@ -107,7 +107,7 @@ def test_layer_without_a_table_is_vllms_and_the_log_says_how_to_make_one(vllm: S
     method.apply(layer, torch.ones(3, K, dtype=torch.float16))
     assert layer.applied_by_vllm
     assert vllm.config.additional_config == {}
-    assert f"make one by: gemmtune tune 1..8192x{N}x{K} --dtype float16 --layout nt --device cpu" in caplog.messages[-1]
+    assert f"make one by: gemmtune tune 1..64x{N}x{K} --dtype float16 --layout nt --device cpu" in caplog.messages[-1]
 
 
 def test_layers_on_a_cpu_are_vllms_by_default_whose_packed_weights_are_faster(vllm: StandIn) -> None:

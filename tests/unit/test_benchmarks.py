@@ -447,3 +447,17 @@ def test_tables_of_a_model_are_timed_by_stage(script, backend: RowedBackend, tmp
     assert {"24x16", "32x16"} < set(report["cold"]["stages_s"])
     assert set(report["again"]["stages_s"]) == {"before"}
     assert CliRunner().invoke(script("model_tables").main, [*options[:6], "--rows", "9..1"]).exit_code == 2
+
+
+def test_the_entry_that_a_graph_took_is_read_from_its_code(script):
+    integrations = script("integrations")
+    problem = Problem.mm(16, 64, 96, layout="nt", device_type="cuda")
+    aten, *templates = (
+        {"template_id": "aten::mm"},
+        *({"template_id": "triton::mm", "BLOCK_M": 16, "GROUP_M": 8, "num_warps": warps} for warps in (1, 2)),
+    )
+    table = {integrations.key_of(problem): [aten, *templates]}
+    code = "num_warps=2,\ndef triton_tem_fused_mm(a):\n    BLOCK_M : tl.constexpr = 16\n    GROUP_M : tl.constexpr = 8\n"
+    assert integrations.taken(table, problem, code) == templates[1]
+    assert integrations.taken(table, problem, "extern_kernels.mm(a, b, out=buf0)  # num_warps=1,") == aten
+    assert integrations.taken(None, problem, code) == aten

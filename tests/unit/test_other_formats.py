@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,12 +42,22 @@ def tile(block_m: int, block_n: int, block_k: int, template: str = "mm", **more:
     return {"template": template, "tile": [block_m, block_n, block_k], "group_m": 8, "warps": 4, "stages": 3, "splits": 1} | more
 
 
-def test_inductor_entries_are_the_fastest_that_it_has():
+ATEN = {"template_id": "aten::mm"}
+
+
+def test_inductor_entries_are_torchs_and_the_templates_that_beat_it():
     shape = {"layout": "nt", **GPU}
     problems = [Problem.mm(m, 64, 96, **shape) for m in (1, 2, 3)]
+    faster = [(f"c{us}", us, tile(16, 64, 64, warps=warps)) for us, warps in ((9.0, 8), (6.0, 2), (7.0, 1), (5.0, 4))]
     rows = [
-        *measured(problems[0], ("a", 5.0, tile(16, 64, 64)), ("b", 4.0, tile(16, 64, 32, splits=2))),
-        *measured(problems[1], ("c", 5.0, tile(16, 64, 64, swap_ab=True)), ("d", 3.0, {"tile": [64, 64, 64], "cluster": 2})),
+        *measured(problems[0], *faster, ("b", 4.0, tile(16, 64, 32, splits=2)), ("again", 5.5, tile(16, 64, 64))),
+        *measured(
+            problems[1],
+            *((word, 5.0, tile(16, 64, 64, **{word: True})) for word in ("swap_ab", "pdl")),
+            ("padded", 5.0, tile(16, 64, 64, padded=["a"])),
+            ("d", 3.0, {"tile": [64, 64, 64], "cluster": 2}),
+            ("slower", 10.5, tile(16, 64, 64)),
+        ),
         *measured(problems[2], ("e", 5.0, tile(32, 64, 32))),
         *measured(Problem.addmm(4, 64, 96, **GPU), ("f", 5.0, tile(16, 64, 64))),
         *measured(Problem.mm(5, 64, 96, layout="nt", device_type="cpu")),
@@ -55,17 +66,29 @@ def test_inductor_entries_are_the_fastest_that_it_has():
     first, second, third = (table.pop(key_of(problem)) for problem in problems)
     assert not table, "a biased product, or one on a CPU, has no entry"
     options = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4, "num_stages": 3}
-    assert first == [
-        {
-            "template_id": "triton::mm",
-            "EVEN_K": False,
-            "ACC_TYPE": "tl.float32",
-            "USE_FAST_ACCUM": False,
-            **options,
-        }
-    ]
-    assert second == [{"template_id": "aten::mm"}], "split-K, swapped operands and clusters have no template"
-    assert third[0]["EVEN_K"], "96 is whole blocks of 32"
+    derived = {"EVEN_K": False, "ACC_TYPE": "tl.float32", "USE_FAST_ACCUM": False}
+    assert first[:2] == [ATEN, {"template_id": "triton::mm", **derived, **options}], "torch's operation is first and wins a tie"
+    assert [entry["num_warps"] for entry in first[1:]] == [4, 2, 1], "three, the fastest first, each once"
+    assert second == [ATEN], "split-K, swapped or padded operands, overlap and clusters have no template"
+    assert third[1]["EVEN_K"], "96 is whole blocks of 32"
+
+
+def test_inductor_gets_every_entry_of_a_product():
+    problem = Problem.mm(16, 64, 96, layout="nt", **GPU)
+    table = inductor_table(measured(problem, *((f"{n}", 5.0, tile(16, n, 32)) for n in (16, 32, 64))))
+    choices = Anywhere()
+    choices.hits = []
+    inputs = SimpleNamespace(
+        device=lambda: torch.device("cpu"),
+        dtypes=lambda: (torch.bfloat16,) * 2,
+        shapes_hinted=lambda: ((16, 96), (96, 64)),
+        strides_hinted=lambda: ((96, 1), (1, 96)),
+        _scalars={},
+    )
+    with inductor_config.patch({"lookup_table.table": json.loads(json.dumps(table))}):
+        found = choices.lookup_template_configs(inputs, "mm", ["aten::mm", "triton::mm", "triton::mm_persistent_tma"])
+    assert list(found) == ["aten::mm", "triton::mm"]
+    assert [entry["BLOCK_N"] for entry in found["triton::mm"]] == [16, 32, 64]
 
 
 class Anywhere(LookupTableChoices):
@@ -107,18 +130,27 @@ def test_inductor_finds_the_entry_in_a_compile(op):
 
 
 @pytest.mark.gpu
-def test_inductor_compiles_the_template_of_its_table():
+@pytest.mark.parametrize("single", [True, False], ids=["template", "measured"])
+def test_inductor_compiles_an_entry_of_its_table(single):
     a, b = torch.randn(512, 384, device="cuda").bfloat16(), torch.randn(256, 384, device="cuda").bfloat16().mT
     problem = Problem.mm(512, 256, 384, layout="nt", **GPU)
-    table = inductor_table(measured(problem, ("x", 5.0, tile(64, 32, 128))))
+    table = inductor_table(measured(problem, ("x", 5.0, tile(64, 32, 128)), ("y", 6.0, tile(32, 32, 128))))
+    key, entries = key_of(problem), table[key_of(problem)]
+    assert len(entries) == 3
     torch._dynamo.reset()
-    with inductor_config.patch({"lookup_table.table": table, "fx_graph_cache": False}), V.set_choices_handler(LookupTableChoices()):
+    changes = {"lookup_table.table": {key: entries[1:2] if single else entries}, "fx_graph_cache": False}
+    with inductor_config.patch(changes), V.set_choices_handler(LookupTableChoices()):
         compiled = torch.compile(
             lambda x, y: x @ y, options={"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN,TRITON"}
         )
         found, [code] = run_and_get_code(compiled, a, b)
-    assert "triton_tem_fused_mm" in code
-    assert all(f"{name} : tl.constexpr = {value}" in code for name, value in (("BLOCK_M", 64), ("BLOCK_N", 32), ("BLOCK_K", 128)))
+    if single:
+        assert all(
+            f"{name} : tl.constexpr = {value}" in code for name, value in (("BLOCK_M", 64), ("BLOCK_N", 32), ("BLOCK_K", 128))
+        )
+    else:
+        assert "BLOCK_N : tl.constexpr = 32" in code or "extern_kernels.mm" in code
+    assert ("triton_tem_fused_mm" in code) != ("extern_kernels.mm" in code)
     assert torch.allclose(found.float(), (a @ b).float(), rtol=0.02, atol=0.5)
 
 

@@ -26,7 +26,7 @@ from .points import Points
 
 log = logging.getLogger("vllm.gemmtune")
 USUAL_ROWS = 8192
-"""Rows of the table that the log proposes, and that a batch-invariant table must serve where vLLM names no maximum."""
+"""Rows of the table that the log proposes, and that a batch-invariant table must serve, where vLLM names no maximum."""
 INVARIANT = "batch-invariant products are asked for, which gemmtune has here only for weights that are not quantized"
 """The reason why our kernels leave a quantized layer to vLLM under ``VLLM_BATCH_INVARIANT``."""
 PACKED = "vLLM packs its weights on a CPU and is faster with them; set GEMMTUNE_VLLM=all to run by gemmtune's tables anyway"
@@ -36,13 +36,14 @@ KEY = "gemmtune"
 
 def unserved_quantized(op: str, size: tuple[int, int], words: Mapping[str, Any], points: Points, *, defaults: bool) -> str:
     """Do what ``unserved`` does for a quantized weight of ``size`` [N, K], described by the keywords of a Problem's constructor."""
-    text = f"gemmtune.Problem.{op}({ROWS}, {size[0]}, {size[1]}, {', '.join(f'{word}={value!r}' for word, value in words.items())})"
+    given = dict(words) | {"device_type": points.device_type}
+    text = f"gemmtune.Problem.{op}({ROWS}, {size[0]}, {size[1]}, {', '.join(f'{word}={value!r}' for word, value in given.items())})"
 
     def state() -> Problem:
-        made: Problem = getattr(Problem, op)(ROWS, *size, **words, device_type=points.device_type)
+        made: Problem = getattr(Problem, op)(ROWS, *size, **given)
         return made
 
-    return unserved(state, points, defaults=defaults, made_by=f"gemmtune.tune({text}, m=range(1, {USUAL_ROWS + 1}))")
+    return unserved(state, points, defaults=defaults, made_by=f"gemmtune.tune({text}, m=range(1, {_most_rows(points) + 1}))")
 
 
 def unserved(state: Callable[[], Problem], points: Points, *, defaults: bool, made_by: str = "") -> str:
@@ -70,7 +71,7 @@ def _unserved_class(rows_class: RowClass, points: Points, defaults: bool, made_b
     current = in_models(current, device)
     if invariant(points):
         current = dataclasses.replace(current, batch_invariant=True)
-    made_by = made_by or command(rows_class, USUAL_ROWS, batch_invariant=current.batch_invariant)
+    made_by = made_by or command(rows_class, _most_rows(points), batch_invariant=current.batch_invariant)
     reason = _unserved(rows_class, device, current, points, defaults, made_by)
     if reason and defaults and not current.batch_invariant and origin_for(rows_class, device):
         _make(rows_class, device)
