@@ -485,7 +485,7 @@ def test_an_unusable_cache_folder_fails_no_call(monkeypatch: pytest.MonkeyPatch,
 def test_a_compiler_of_the_module_ends_with_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is in the group of a worker process, which ends when its parent does, however that ends."""
     tool = tmp_path / "tool"
-    tool.write_text('#!/bin/sh\necho group $(ps -o pgid= -p $$) >&2; exit 1\n')
+    tool.write_text("#!/bin/sh\necho group $(ps -o pgid= -p $$) >&2; exit 1\n")
     tool.chmod(0o755)
     monkeypatch.setattr(build, "why_impossible", lambda: None)
     monkeypatch.setattr(build, "find_compiler", lambda: Compiler(path=str(tool), version="1"))
