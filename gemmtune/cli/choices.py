@@ -9,15 +9,24 @@ from rich.text import Text
 from .. import settings
 from ..choice import Offers
 from ..device import detect
+from ..problem import Problem
+from ..report.names import problem_text
 from ..selector.offers import enabled_backends, offers_for
 from ..selector.table import refusal_lines
 from ..selector.text_table import TextTable
+from ..settings import Settings
+from ..store.key import fingerprint_text
+from ..store.store import open_store
 from ..tuning.explain import explain_problem
 from .asked import arch_of, device_of, refuse_if_disabled, settings_changes
 from .output import STDOUT, write_json
 from .printing import show
+from .selection import Selection
 from .shapes import problem_of_word
 from .spec import Spec
+
+MOST_OTHERS = 3
+"""Measured problems of the same sizes that ``explain`` names."""
 
 
 def choices(*, shape: str, arch: str | None, json_file: str | None, **options: Any) -> None:
@@ -48,11 +57,21 @@ def explain(*, shape: str, device: str | None, json_file: str | None, **options:
     info = device_of(device)
     changes = settings_changes(options)
     problem = problem_of_word(shape, Spec(device_type=info.torch_device.type, **options))
-    with settings.patch(**changes):
+    with settings.patch(**changes) as chosen:
         explained = explain_problem(problem, info)
     if json_file != STDOUT:
         show([Text(str(explained))])
+        if not explained.outcomes and (others := _others(problem, fingerprint_text(info, chosen.timing), chosen)):
+            more = f" and {len(others) - MOST_OTHERS} more (gemmtune show {shape})" if others[MOST_OTHERS:] else ""
+            show([Text(f"   measured of this shape: {', '.join(others[:MOST_OTHERS])}{more}")])
     write_json(json_file, explained.to_json())
+
+
+def _others(problem: Problem, machine: str, chosen: Settings) -> list[str]:
+    """Return what the store has of the sizes of a problem, with another operation, dtype or layout."""
+    batched = (problem.batch,) if problem.batched else ()
+    wanted = Selection(shapes=((*batched, problem.m, problem.n, problem.k),))
+    return sorted(problem_text(key) for key in open_store(chosen).keys(machine) if wanted.has(key, machine))
 
 
 def _parts(heading: str, offers: Offers) -> Iterator[RenderableType]:

@@ -24,4 +24,6 @@ def show_settings(names: Sequence[str], changed: bool, json_file: str | None) ->
         widths = [max(map(len, column), default=0) for column in (shown, [repr(x) for x in values.values()])]
         for name, value in values.items():
             click.echo(f"{name:{widths[0]}}  {value!r:{widths[1]}}  {sources[name]}")
+        if not shown:
+            click.echo("nothing differs from the defaults")
     write_json(json_file, {name: {"value": value, "source": sources[name]} for name, value in values.items()})

@@ -1,6 +1,7 @@
 """``optimize`` lets the layers of a model run stored picks. Parameters, storages, hooks and types do not change."""
 
 import sys
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from .background import ROWS, Job, tuning_in_background
 from .defaults import verify_defaults
 from .invariant import check_layers, collecting, tune_layers
 from .measured import in_models, prepare_tuning, tune_products, tune_tables
-from .modules import check_model, compile_again, is_optimized, optimized, restored
+from .modules import check_model, compile_again, is_experts, is_optimized, optimized, restored
 from .record import record
 from .sparsify import sparse_problems
 from .weights import classes_of, tables_and_singles
@@ -103,6 +104,14 @@ def _by_picks(model: M, tune: Any, rows: range | None, progress: bool, *, later:
 def _invariant(model: M, example: Any, rows: range | None, progress: bool) -> M:
     """Give every layer a batch-invariant forward. Tables are made for the products of example inputs, or for all layers."""
     check_layers(model)
+    if experts := [name or "the model" for name, module in model.named_modules() if is_experts(module)]:
+        more = f" and {len(experts) - 1} more" if experts[1:] else ""
+        warnings.warn(
+            f"optimize: batch_invariant: got experts ({experts[0]}{more}), expected linear layers alone: the bits of what experts "
+            "and their routers compute still depend on the batch. gemmtune.grouped_mm has tables under the setting batch_invariant",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     classes = _classes(model) if rows is not None and example is None else []
     with _all_or_none(model):
         optimized(model, batch_invariant=True)

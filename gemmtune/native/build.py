@@ -1,5 +1,6 @@
 """The extension module: compiled once for a version of torch and Python, and kept in the cache folder."""
 
+import contextlib
 import functools
 import hashlib
 import importlib.machinery
@@ -14,6 +15,7 @@ from ..backends.cpp.compiler import find_compiler, why_no_compiler
 from ..cache import cached, present
 from ..errors import UnavailableError
 from ..toolchain.made_once import compile_text, made_once, opened
+from ..workers.worker import NoWorkerError, Worker
 
 NAME = "gemmtune_native"
 SOURCES = ("key.h", "result.h", "memory.h", "launch.h", "driver.h", "library.h", "table.h", "layer.h", "parse.h", "module.cpp")
@@ -21,6 +23,8 @@ HERE = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,--no-as-needed")
 LIBRARIES = ("torch_python", "torch_cpu", "c10")
 """Libraries that torch has already loaded. The linker needs them, so that the loader finds their symbols."""
+TIMEOUT_S = 3600.0
+"""Time limit of the compilation, which has low priority on a machine that may be busy."""
 
 
 def torch_folder() -> Path:
@@ -64,7 +68,9 @@ def made() -> Path | None:
 
 
 def make(*, quietly: bool = False) -> Path:
-    """Return the module's path, compiled with ``quietly`` low priority if missing. Raises CompileError, UnavailableError."""
+    """Return the module's path, compiled with ``quietly`` low priority if missing. Raises CompileError, UnavailableError, or
+    an error of ``Worker.call``.
+    """
     return made_once(module_file(), functools.partial(_compile, quietly=quietly), NAME)
 
 
@@ -77,8 +83,14 @@ def _compile(to: Path, *, quietly: bool) -> None:
         *(("nice", "-n", "19") if quietly else ()), compiler.path, *FLAGS, f"-I{HERE}", f"-I{torch_folder() / 'include'}",
         f"-I{python_include()}", f"-L{libraries}", *(f"-l{name}" for name in LIBRARIES),
     ]  # fmt: skip
-    text = f'#include "{SOURCES[-1]}"\n'
-    compile_text(command, text, ".cpp", to, NAME)
+    job = command, f'#include "{SOURCES[-1]}"\n', ".cpp", to, NAME
+    try:
+        worker = Worker(gpu=False)  # ends with this program, and the compiler with it
+    except NoWorkerError:
+        compile_text(*job)
+        return
+    with contextlib.closing(worker):
+        worker.call(compile_text, *job, timeout_s=TIMEOUT_S)
 
 
 def load() -> Any:

@@ -12,6 +12,7 @@ from ..device import DeviceInfo
 from ..problem.layout import ALIGNED_BYTES
 from ..problem.rows import RowClass
 from ..settings import Settings
+from .measure import done_by_machine
 from .precompile import precompile
 from .remote import open_session
 from .segments import Segment
@@ -123,7 +124,7 @@ def rows_to_check(segment: Segment, rows_class: RowClass, tile: int | None, gene
 def failures_of(
     jobs: Sequence[tuple[Choice, Sequence[int]]], rows_class: RowClass, device: DeviceInfo, settings: Settings
 ) -> dict[str, str]:
-    """Return the failures by the name of the choice: the M at which it is wrong, and why."""
+    """Return the failures by the name of the choice: the M at which it fails, and why. The machine gets a second try."""
     parts = [(c.name, at) for c, rows in jobs for m in rows if isinstance(at := c.at(rows_class.at(m), device), Choice)]
     compiled = precompile([at for _, at in parts], settings)
     failed = {name: f"M = {at.problem.m}: {compiled[at.name].reason}" for name, at in parts if at.name in compiled}
@@ -131,6 +132,8 @@ def failures_of(
         for name, at in parts:
             if name not in failed:
                 sample = session.prove_rows(at)
+                if done_by_machine(sample):
+                    sample = session.prove_rows(at)
                 if sample.status is not Status.OK:
                     failed[name] = f"M = {at.problem.m}: {sample.status}: {sample.reason}"
     return failed

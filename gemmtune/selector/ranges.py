@@ -281,7 +281,7 @@ def proved(
             proved = (dataclasses.replace(x, checked=rows) for x, rows in zip(segments, checked, strict=True))
             return Table(segments=merged(proved), seed=SEED)
         for name, reason in failed.items():
-            log.warning("%s: excluding %s, which is wrong for %s", work.rows_class, name, reason)
+            log.warning("%s: excluding %s, which fails for %s", work.rows_class, name, reason)
             if work.choices[name].baseline:
                 raise NoValidChoicesError(f"{work.rows_class} with M in {work.rows[0]}..{work.rows[-1]}", [(name, "wrong", reason)])
         work.wrong |= failed

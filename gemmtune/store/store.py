@@ -6,6 +6,7 @@ file is renamed, never deleted or overwritten, and a new one begins, because mea
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import os
@@ -16,13 +17,12 @@ from typing import TypeVar
 
 from ..cache import announce, folder_of
 from ..errors import StoreError
-from ..locking import has_locks
 from ..settings import Settings
 from .database import BUSY_TIMEOUT_S, LOCK, Database
 from .exchange import Absorbed, absorb, read_json, write_json
 from .health import Health, contents, set_aside
 from .row import Limit, Ranged, Row
-from .storefile import ELSEWHERE, FAILURES, NAME_ANOTHER, explain, is_corruption
+from .storefile import ELSEWHERE, FAILURES, NAME_ANOTHER, explain, is_corruption, read_only_message
 
 __all__ = ["Absorbed", "Health", "Limit", "Ranged", "Row", "Store", "open_store"]
 
@@ -193,7 +193,7 @@ class Store:
         """Return the result of a change of the file. Raises StoreError if the store cannot be written."""
         with LOCK:
             if self._file is None or self._file.read_only:
-                raise StoreError(self._trouble or _read_only_message(self._path))
+                raise StoreError(self._trouble or read_only_message(self._path))
             with _said_of(self._path):
                 return change(self._file)
 
@@ -203,7 +203,7 @@ class Store:
             if self._file is None:
                 return None
             if writing and self._file.read_only:
-                self._degrade(_read_only_message(self._path))
+                self._degrade(read_only_message(self._path))
                 return None
             try:
                 return work(self._file)
@@ -248,8 +248,6 @@ class Store:
 
 
 _stores: dict[Path, Store] = {}
-
-
 _NOTHING = Store()
 """Store of a disabled gemmtune, in which nothing is found."""
 
@@ -271,6 +269,13 @@ def open_store(settings: Settings) -> Store:
         return store
 
 
+@atexit.register
+def close_stores() -> None:
+    """Close every file. The last process that does so moves the journal ``-wal`` into the file, which can then be copied alone."""
+    for store in list(_stores.values()):
+        store.close()
+
+
 @contextlib.contextmanager
 def _said_of(path: Path | None, elsewhere: str = ELSEWHERE) -> Iterator[None]:
     """Raise a failure of the file in this block as a StoreError that says what to do."""
@@ -282,14 +287,6 @@ def _said_of(path: Path | None, elsewhere: str = ELSEWHERE) -> Iterator[None]:
 
 def _warn(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=6)
-
-
-def _read_only_message(path: Path | None) -> str:
-    if path is not None and not has_locks(path.parent):
-        expected, remedy = "a file system with locks", "Use a local file system"
-    else:
-        expected, remedy = "a writable file in a writable folder", "Give this user permission for both"
-    return f"store: got {path}, which can be read but not written, expected {expected}. {remedy}, {ELSEWHERE}."
 
 
 def _is_read_only(path: Path) -> bool:

@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 from ..errors import StoreError
-from ..locking import file_lock
+from ..locking import file_lock, has_locks
 
 APPLICATION_ID = 0x67656D74
 """``gemt``, which distinguishes our files from other SQLite databases."""
@@ -219,3 +219,12 @@ def explain(path: Path | None, error: Exception, elsewhere: str = ELSEWHERE) -> 
         remedy = "Check its folder and this user's permissions"
     what = str(error) or type(error).__name__
     return f"store: got {what!r} from {path}, expected a store that can be read and written. {remedy}, {elsewhere}."
+
+
+def read_only_message(path: Path | None) -> str:
+    """Return a message for a store that cannot be written: what was got, what is expected, and a remedy."""
+    if path is not None and not has_locks(path.parent):
+        expected, remedy = "a file system with locks", "Use a local file system"
+    else:
+        expected, remedy = "a writable file in a writable folder", "Give this user permission for both"
+    return f"store: got {path}, which can be read but not written, expected {expected}. {remedy}, {ELSEWHERE}."

@@ -1,7 +1,9 @@
 """Compiled files in the cache folder: content-addressed, and compiled once for all processes that need them."""
 
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +17,8 @@ T = TypeVar("T")
 
 ELF_MAGIC = b"\x7fELF"
 ELF_HEADER_BYTES = 64
+LEFTOVER_S = 86400.0
+"""Age at which a temporary folder is taken for one of a process that was killed. No compilation takes so long."""
 
 DAMAGED = (200, 209, 218, 300, 500)
 """Errors of CUDA's driver and of HIP, which share numbers, for code that is damaged or for another GPU, or lacks the kernel."""
@@ -38,6 +42,7 @@ def made_once(file: Sequence[str], make: Callable[[Path], None], name: str, *, q
         path = cache_dir(*folders, quietly=quietly) / last
         with file_lock(path.with_suffix(".lock")):
             if not present(path):
+                _remove_leftovers(path.parent)
                 with tempfile.TemporaryDirectory(dir=path.parent) as folder:
                     made = Path(folder) / last
                     make(made)
@@ -48,6 +53,14 @@ def made_once(file: Sequence[str], make: Callable[[Path], None], name: str, *, q
             name, f"the cache folder cannot be used: {error}; set GEMMTUNE_CACHE_DIR to a folder of yours"
         ) from error
     return path
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary folders of compilations that were killed."""
+    before = time.time() - LEFTOVER_S
+    for old in folder.glob(f"{tempfile.gettempprefix()}*/"):
+        if old.stat().st_mtime < before:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def compile_text(command: Sequence[str], text: str, suffix: str, made: Path, name: str, *, timeout_s: float | None = None) -> None:

@@ -258,5 +258,7 @@ def test_settings_are_shown_with_their_sources(capsys, own_store):
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split() == ["store_path", repr(str(own_store)), "program"] for line in lines)
     assert not any(line.endswith(" default") for line in lines)
+    assert cli.run(["settings", "search", "--changed"]) == 0
+    assert capsys.readouterr().out == "nothing differs from the defaults\n"
     assert cli.run(["settings", "serch"]) == 2
     assert "settings: got 'serch', expected names out of backends, " in capsys.readouterr().err

@@ -5,8 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from store_cases import row
 
 from gemmtune import cli, settings
+from gemmtune.device import detect
+from gemmtune.problem import Problem
+from gemmtune.store.key import fingerprint_text
+from gemmtune.store.store import open_store
 
 ARCHS = ["sm75", "sm80", "sm90", "sm100", "gfx942", "avx512", "avx2", "portable"]
 
@@ -63,3 +69,13 @@ def test_explain_tells_the_pick_and_the_reasons(capsys, own_store):
     assert (data["problem"]["text"], data["pick"]) == ("mm 16x32x64 float32 nt on cpu", None)
     assert data["origin"] == "torch, because the setting disable is on (GEMMTUNE_DISABLE)"
     assert cli.run(["explain", "16x32"]) == 2
+
+
+def test_explain_names_what_is_measured_of_a_shape_in_another_dtype(capsys, own_store):
+    """A shape alone is bfloat16, also after ``tune --dtype float32``."""
+    measured = Problem.mm(16, 32, 64, dtype=torch.float32, device_type="cpu")
+    store = open_store(settings.current())
+    store.put([row(key=measured.key, fingerprint=fingerprint_text(detect("cpu"), settings.current().timing))])
+    for shape, named in (("16x32x64", True), ("16x32x65", False)):
+        assert cli.run(["explain", shape, "--device", "cpu", "--backends", "aten,cpp"]) == 0
+        assert (f"   measured of this shape: {measured}\n" in capsys.readouterr().out) is named

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +62,16 @@ def result_of(choice: CppChoice) -> torch.Tensor:
     out = torch.empty(8, 8)
     choice.build().run(out, (torch.eye(8), torch.arange(64.0).reshape(8, 8).t()), ())
     return out
+
+
+def test_a_compilation_removes_what_killed_ones_left_behind(cache: Path) -> None:
+    folder = cache_dir("cpp")
+    for name, age_s in (("tmpold", 1e6), ("tmpnew", 0.0)):
+        (folder / name).mkdir()
+        (folder / name / "part.cpp").touch()
+        os.utime(folder / name, (time.time() - age_s,) * 2)
+    made_once.made_once(("cpp", "x.so"), lambda made: made.write_text("compiled") and None, "a kernel")
+    assert sorted(path.name for path in folder.glob("tmp*")) == ["tmpnew"]
 
 
 @needs_compiler

@@ -511,3 +511,8 @@ def test_a_layer_without_a_table_raises(backend: SummingBackend):
     blocks.weight = torch.nn.Parameter(torch.eye(N, K).to_sparse_bsr((8, 8)), requires_grad=False)
     with pytest.raises(gemmtune.errors.InvalidProblemError, match="block-sparse weight in the model"):
         gemmtune.optimize(blocks, batch_invariant=True)
+    mixture = torch.nn.ModuleDict({"one": torch.nn.Module(), "two": torch.nn.Module()})
+    for module in mixture.values():
+        module.num_experts, module.is_transposed = 4, False
+    with pytest.warns(RuntimeWarning, match=r"got experts \(one and 1 more\), expected linear layers alone"):
+        gemmtune.optimize(mixture, batch_invariant=True)

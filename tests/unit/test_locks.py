@@ -172,7 +172,7 @@ def test_store_without_locks_is_read_and_not_written(tmp_path: Path, monkeypatch
     path = tmp_path / "store.sqlite"
     with contextlib.closing(Store.open(path)) as store:
         store.put([row()])
-    for module in ("database", "store"):
+    for module in ("database", "storefile"):
         monkeypatch.setattr(f"gemmtune.store.{module}.has_locks", lambda _: False)
     store = Store.open(path)
     assert set(store.rows(KEYS[0], MACHINES[0])) == {"hash0"}

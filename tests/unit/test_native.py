@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -23,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.backends.cpp.compiler import find_compiler
+from gemmtune.backends.cpp.compiler import Compiler, find_compiler
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.native import build, lookup
 from gemmtune.native.lookup import native
@@ -479,6 +480,21 @@ def test_an_unusable_cache_folder_fails_no_call(monkeypatch: pytest.MonkeyPatch,
         assert torch.allclose(gemmtune.mm(a, b), a @ b, atol=1e-5)
         assert "no temporary folder can be used instead" in str(build.why_impossible())
     assert native.call is None
+
+
+def test_a_compiler_of_the_module_ends_with_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is in the group of a worker process, which ends when its parent does, however that ends."""
+    tool = tmp_path / "tool"
+    tool.write_text("#!/bin/sh\necho group $(ps -o pgid= -p $$) >&2; exit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(build, "why_impossible", lambda: None)
+    monkeypatch.setattr(build, "find_compiler", lambda: Compiler(path=str(tool), version="1"))
+    with settings.patch(cache_dir=str(tmp_path / "cache")), pytest.raises(gemmtune.errors.CompileError) as caught:
+        build.make(quietly=True)
+    found = re.search(r"group (\d+)", str(caught.value))
+    assert found is not None, str(caught.value)
+    assert int(found[1]) != os.getpgid(0)
+    assert not list((tmp_path / "cache/native").glob("tmp*"))
 
 
 def test_the_background_build_waits_and_installs_the_module(monkeypatch: pytest.MonkeyPatch) -> None:

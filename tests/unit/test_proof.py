@@ -270,6 +270,14 @@ def test_a_wrong_choice_is_not_tried_at_the_next_m(sessions: Sessions) -> None:
     assert sessions.asked == [("open", "", 9), ("prove", "x", 1), ("prove", "x", 5), ("prove", "y", 5)]
 
 
+def test_what_the_machine_stalls_is_tried_once_more(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    late, right = Sample(status=Status.TIMED_OUT, reason="no answer within 60 s"), Sample(status=Status.OK)
+    for answers, failed in (([late, right, right], {}), ([late, late], {"x": "M = 1: timed_out: no answer within 60 s"})):
+        session = SimpleNamespace(prove_rows=lambda _, left=answers: left.pop(0))
+        monkeypatch.setattr(proof, "open_session", lambda *_, it=session: contextlib.nullcontext(it))
+        assert failures_of([(stepped("x"), (1, 5))], EVERY, CPU, Settings()) == failed
+
+
 def work_of(times: dict[int, dict[str, float]], rows: range = range(1, 65), **choices: Stepped) -> Work:
     """Return a range with known samples and times. Each choice was found at the first M that has its time."""
     names = {name for here in times.values() for name in here}

@@ -360,7 +360,7 @@ def test_excludes_a_choice_that_is_wrong_between_samples(backend: RowedBackend, 
         result = tuned()
     assert intervals(result) == [(1, CROSSING - 1, "low"), (CROSSING, 64, "high")]
     assert "M = 33: wrong_result" in result.wrong["fake:bad"]
-    assert "excluding fake:bad, which is wrong for M = 33" in caplog.text
+    assert "excluding fake:bad, which fails for M = 33" in caplog.text
 
 
 def test_the_first_m_is_tuned_and_the_next_uses_the_nearest(

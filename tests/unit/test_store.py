@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -17,7 +18,7 @@ from gemmtune.choice import Status
 from gemmtune.errors import StoreError
 from gemmtune.settings import Settings
 from gemmtune.store.row import Ranged
-from gemmtune.store.store import Store, open_store
+from gemmtune.store.store import Store, close_stores, open_store
 
 
 @pytest.fixture
@@ -62,6 +63,16 @@ def test_every_row_has_all_problems_and_machines(store: Store) -> None:
     rows = [row(i, key=key, fingerprint=machine) for i in range(2) for key in KEYS for machine in MACHINES]
     store.put(rows)
     assert {r.identity: r for r in store.every_row()} == {r.identity: r for r in rows}
+
+
+def test_the_file_alone_is_the_whole_store_when_a_program_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of WAL mode lie in a second file until the last connection is closed."""
+    monkeypatch.setattr("gemmtune.store.store._stores", {})
+    used = open_store(Settings(store_path=str(tmp_path / "store.sqlite")))
+    used.put(rows := [row()])
+    close_stores()
+    copy = shutil.copyfile(tmp_path / "store.sqlite", tmp_path / "copy.sqlite")
+    assert Store.open(copy).every_row() == used.every_row() == rows
 
 
 def test_lookups_do_not_read_the_file_until_somebody_writes(store: Store, path: Path) -> None:
