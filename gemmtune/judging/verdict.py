@@ -21,9 +21,9 @@ from ..foreign import shorter
 from ..timing.neighbours import Watch
 from ..untrusted.candidate import CALL_S, Candidate, CandidateEnded, RemoteError
 from ..untrusted.conduct import Conduct, Finding
+from ..untrusted.shape import Shape, note_calls
 from ..untrusted.subject import rival, subject_of
 from ..untrusted.target import Target
-from ..untrusted.trial import Shape, note_calls
 from .calls import timed_calls
 from .levels import LEVELS, MOST_CALL_S, Level
 from .speed import Speed, judge_speed
@@ -35,7 +35,7 @@ PRODUCTS = re.compile(
     r"(?!upsample|_upsample|.*_prepack$|.*(norm|powsum|linear_combination|cross|diagonal|vander)$)\w*("
     r"(?<![aouy])mm(?!a)|(?<![a-z])mv_?$|addmv|matmul|linear|conv(?!ert)|dot$|einsum|tensordot|inner|bilinear|embedding_bag|cdist|euclidean"
     r"|lstm|gru|rnn|attention|(?<!re)solve|lstsq|linalg_|cholesky|(?<![a-z])lu_|inverse|matrix_(exp|power)|geqrf|orgqr|ormqr|\bqr$|svd|cov$|corrcoef)"
-    r"|^mkl::|cublas|nvjet|xmma_gemm|cutlass_\d|(ampere|hopper|volta|turing)_\w*gemm"
+    r"|^mkl::|^Llga|cublas|nvjet|xmma_gemm|cutlass_\d|(ampere|hopper|volta|turing)_\w*gemm"
 )
 """Names of torch's operations, and of cuBLAS's kernels, that multiply matrices."""
 
@@ -191,7 +191,7 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verd
     if any(finding.kind is Conduct.HUNG for finding in candidate.findings):
         return dataclasses.replace(verdict, reason="not timed: it does not answer")
     watch = Watch(detect(options.device))
-    shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, values.dtypes))
+    shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, values))
     verdict = dataclasses.replace(verdict, busy=watch.seen())
     note_calls(candidate, shapes)
     work = "" if any(shape.wrong for shape in shapes) else _work_of_torch(subject, candidate, shapes)

@@ -13,9 +13,11 @@ import re
 import signal
 import struct
 import sys
+import sysconfig
+import threading
 import time
-from collections.abc import Callable, Mapping
-from types import ModuleType
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,8 @@ OPERATORS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "copy_", "sum"
 LAZY_KEYS = ("Meta", "Python", "FuncTorch", "Functionalize", "SparseCsr", "Nested")
 """Begins of the keys for which torch's own modules register kernels when they are imported."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+INSTALLED = tuple(os.path.join(path, "") for path in {*sysconfig.get_paths().values()} if path)
+"""Folders of Python's own modules and of installed packages."""
 COMPILER = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "")
 """Folder of torch's compiler, which wraps functions of torch when it is first used."""
 REPLACED_BY_TORCH = ("manual_seed",)
@@ -58,11 +62,13 @@ REPLACED_BY_TORCH = ("manual_seed",)
 class State:
     """Reader of the global state that changes what other code computes. It takes its functions before a GEMM is imported."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, roots: Sequence[str] = ()) -> None:
         watched = [*WATCHED, *((owner, name) for owner in SPACES for name in _functions(owner))]
         self._static = _static
         self._originals = [(owner, name, self._static(owner, name)) for owner, name in watched if hasattr(owner, name)]
         self._parts = _parts()
+        self._modules = _modules()
+        self._roots = tuple(roots)
         self._readers = _readers() | (_gpu_readers() if device != "cpu" else {})
         self._matmul: Any = torch.backends.cuda.matmul
         self._before = self._read()
@@ -81,7 +87,24 @@ class State:
         for owner, space, values in self._parts:
             others = [(name, value, space.get(name)) for name, value in values if space.get(name) is not value]
             names |= {f"{owner}.{name}" for name, value, now in others if name not in REPLACED_BY_TORCH and not _wraps(now, value)}
-        return sorted(names)
+        names |= {f"module {name}" for name, module in self._modules.items() if sys.modules.get(name) is not module}
+        return sorted(names | self._planted())
+
+    def _planted(self) -> set[str]:
+        """Return the functions of the GEMM that it has put into other modules, which were imported by it or are not watched."""
+        found: set[str] = set()
+        watched = {id(space) for _, space, _ in self._parts}
+        for name, module in [*sys.modules.items()]:
+            file = vars(module).get("__file__") if isinstance(module, ModuleType) else None  # a lazy module may import others
+            if not isinstance(file, str) or not self._roots or file.startswith(self._roots) or not file.startswith(INSTALLED):
+                continue
+            classes = [x for x in [*vars(module).values()] if isinstance(x, type) and x.__module__ == name]
+            for owner in (module, *classes):
+                if (space := vars(owner)) is not None and id(space) not in watched:
+                    codes = [(key, getattr(value, "__code__", None)) for key, value in [*space.items()]]
+                    own = [key for key, code in codes if isinstance(code, CodeType) and code.co_filename.startswith(self._roots)]
+                    found |= {f"{name}.{'' if owner is module else owner.__name__ + '.'}{key}" for key in own}
+        return found
 
     def set_flags(self, flags: Mapping[str, Any]) -> None:
         """Set torch's precision of CUDA products, if it is not as it should be: ieee or tf32, and 16-bit partial sums or not."""
@@ -102,6 +125,12 @@ class State:
 
     def _read(self) -> dict[str, str]:
         return {name: _value(reader) for name, reader in self._readers.items()}
+
+
+def _modules() -> dict[str, ModuleType]:
+    """Return the watched modules by name, all of which stay where others find them."""
+    watched = {owner.__name__ for owner in SPACES if isinstance(owner, ModuleType)} | ROOTS
+    return {name: x for name, x in [*sys.modules.items()] if name in watched and isinstance(x, ModuleType)}
 
 
 def _parts() -> list[tuple[str, Mapping[str, Any], list[tuple[str, Any]]]]:
@@ -163,7 +192,8 @@ def _flags_of_backends() -> list[str]:
 
 def _readers() -> dict[str, Callable[[], object]]:
     tiny, matmul = torch.tensor([1e-310], dtype=torch.float64), torch.backends.cuda.matmul
-    affinity, trace, profile, one = os.sched_getaffinity, sys.gettrace, sys.getprofile, torch.ones(1, dtype=torch.float64)
+    affinity, mask, one = os.sched_getaffinity, signal.pthread_sigmask, torch.ones(1, dtype=torch.float64)
+    hooks = sys.gettrace, sys.getprofile, threading.gettrace, threading.getprofile
     cut = 1e-20 * one
     implementations: set[str] = getattr(torch.library, "_impls", set())
     known, kernels, mha = set(implementations), _kernels(), torch.backends.mha
@@ -180,7 +210,7 @@ def _readers() -> dict[str, Callable[[], object]]:
         "CPU affinity": lambda: sorted(affinity(0)),
         "priority": functools.partial(os.getpriority, os.PRIO_PROCESS, 0),
         "scheduler": functools.partial(os.sched_getscheduler, 0),
-        "garbage collection": gc.isenabled,
+        "garbage collection": lambda: [gc.isenabled(), *gc.get_threshold()],
         "seconds between switches of threads": sys.getswitchinterval,
         "autocast": lambda: [torch._C.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
         "inference mode": torch.is_inference_mode_enabled,
@@ -192,7 +222,8 @@ def _readers() -> dict[str, Callable[[], object]]:
         "detection of anomalies": torch.is_anomaly_enabled,
         "errors of numpy": np.geterr,
         "handlers of signals": lambda: [signal.getsignal(x) for x in SIGNALS],
-        "tracing": lambda: trace() is not None or profile() is not None,
+        "blocked signals": lambda: sorted(int(x) for x in mask(signal.SIG_BLOCK, ())),
+        "tracing": lambda: any(hook() is not None for hook in hooks),
         "torch.backends.cuda.matmul.fp32_precision": lambda: str(matmul.fp32_precision).replace("none", "ieee"),
     }
     for name in (_reduced("fp16"), _reduced("bf16"), "allow_fp16_accumulation"):
