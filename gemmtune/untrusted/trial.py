@@ -159,6 +159,8 @@ class Trial:
             candidate.place, first = run.rng.choice(PAGES), run.last
             self._called(run, operands, expectation, number)
             run.equal.append(run.last == first)
+            if run.last != first and self._subject.traits.deterministic:
+                run.wrong.append((number, Trouble(text="equal operands give other bits, which it declares not to do"), False))
             if work_s > LEAST_REPEAT_S and number > 1:
                 run.repeats.append((work_s, self._work_s()))
         if number in run.profiled:

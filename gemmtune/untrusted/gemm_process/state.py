@@ -17,7 +17,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import CodeType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ class State:
         self._originals = [(owner, name, self._static(owner, name)) for owner, name in watched if hasattr(owner, name)]
         self._parts = _parts()
         self._modules = _modules()
-        self._roots = tuple(roots)
+        self._roots, self._watched = tuple(roots), {id(module) for module in _roots()}
         self._readers = _readers() | (_gpu_readers() if device != "cpu" else {})
         self._matmul: Any = torch.backends.cuda.matmul
         self._before = self._read()
@@ -91,19 +91,18 @@ class State:
         return sorted(names | self._planted())
 
     def _planted(self) -> set[str]:
-        """Return the functions of the GEMM that it has put into other modules, which were imported by it or are not watched."""
+        """Return the functions of the GEMM that it has put into modules of others, which are not watched or were imported later."""
         found: set[str] = set()
-        watched = {id(space) for _, space, _ in self._parts}
         for name, module in [*sys.modules.items()]:
-            file = vars(module).get("__file__") if isinstance(module, ModuleType) else None  # a lazy module may import others
-            if not isinstance(file, str) or not self._roots or file.startswith(self._roots) or not file.startswith(INSTALLED):
+            file = vars(module).get("__file__") if isinstance(module, ModuleType) else None  # a lazy module would import others
+            foreign = isinstance(file, str) and file.startswith(INSTALLED) and not file.startswith(self._roots)
+            if not foreign or id(module) in self._watched:
                 continue
             classes = [x for x in [*vars(module).values()] if isinstance(x, type) and x.__module__ == name]
             for owner in (module, *classes):
-                if (space := vars(owner)) is not None and id(space) not in watched:
-                    codes = [(key, getattr(value, "__code__", None)) for key, value in [*space.items()]]
-                    own = [key for key, code in codes if isinstance(code, CodeType) and code.co_filename.startswith(self._roots)]
-                    found |= {f"{name}.{'' if owner is module else owner.__name__ + '.'}{key}" for key in own}
+                functions = [(key, x) for key, x in [*vars(owner).items()] if type(x) is FunctionType]
+                own = [key for key, x in functions if x.__code__.co_filename.startswith(self._roots)]
+                found |= {f"{name}.{key}" if owner is module else f"{name}.{owner.__name__}.{key}" for key in own}
         return found
 
     def set_flags(self, flags: Mapping[str, Any]) -> None:
@@ -133,9 +132,13 @@ def _modules() -> dict[str, ModuleType]:
     return {name: x for name, x in [*sys.modules.items()] if name in watched and isinstance(x, ModuleType)}
 
 
+def _roots() -> list[ModuleType]:
+    return [x for name, x in [*sys.modules.items()] if name.partition(".")[0] in ROOTS and isinstance(x, ModuleType)]
+
+
 def _parts() -> list[tuple[str, Mapping[str, Any], list[tuple[str, Any]]]]:
     """Return the watched modules and classes, with their variables and the functions among these."""
-    modules = [x for name, x in [*sys.modules.items()] if name.partition(".")[0] in ROOTS and isinstance(x, ModuleType)]
+    modules = _roots()
     owners: dict[int, Any] = {id(x): x for x in (*modules, torch.ops.aten)}
     for x in (value for module in modules for value in vars(module).values() if isinstance(value, type)):
         if x.__module__.partition(".")[0] in ROOTS:
