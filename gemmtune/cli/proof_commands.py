@@ -85,10 +85,10 @@ def conformance(**given: Any) -> None:
 @click.option("--html", metavar="FILE", type=click.Path(), help="Write the verdict as one HTML page.")
 @output_options
 def judge(**given: Any) -> None:
-    """Judge a GEMM's values, speed and conduct.
+    """Find out if a GEMM that nobody vouches for is right, how fast it is, and what else it does.
 
     TARGET is package.module:function, a file.py:function, a module of KernelBench's form with ModelNew, a file.cpp:symbol or
-    file.cu:symbol, or a folder of such files. It runs in a process of its own, with memory and clocks of the judge.
+    file.cu:symbol, or a folder of such files. The GEMM runs in another process. Operands, clock and checks are the judge's.
     UNTRUSTED CODE RUNS AS YOU: it may read and write what you may, unless --sandbox is given.
     Exit status: 0 right and honest, 1 wrong or dishonest, 2 not judged.
 

@@ -215,9 +215,9 @@ def _work_of_torch(subject: Subject, candidate: Candidate, shapes: tuple[Shape, 
     ran = [names for shape in shapes for names in shape.ran]
     seen = Counter(name for names in ran for name in names if PRODUCTS.search(name))
     if not seen:
-        return f"none of torch's products in {len(ran)} calls" if ran else ""
+        return f"its own: none of torch's products in {len(ran)} calls" if ran else ""
     name, times = seen.most_common(1)[0]
     text = f"{name.replace('aten::', 'torch.')} in {times} of {len(ran)} calls"
     if not subject.traits.calls_torch:
-        candidate.note(Conduct.TORCH, f"{text}; declare calls_torch if that is meant")
-    return text
+        candidate.note(Conduct.TORCH, text)
+    return f"torch's: {text}"

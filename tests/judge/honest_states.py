@@ -201,7 +201,7 @@ def packed_by_hash(a, b):
     if key not in packed:
         if len(packed) > 8:
             packed.clear()
-        packed[key] = np.asfortranarray(b.numpy())
+        packed[key] = b.numpy().copy(order="F")
     return torch.from_numpy(np.ascontiguousarray(np.matmul(a.numpy(), packed[key])))
 
 

@@ -25,10 +25,8 @@ CHANGING = {"os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,)} | {
     f"os.{name}": (0,) for name in ("remove", "rmdir", "mkdir", "truncate", "chmod", "chown", "utime", "setxattr")
 }
 """Events of files that are changed without being opened, with the places of their paths among the arguments."""
-SYSTEM = ("/proc/sys/", "/sys/", "/dev/cpu_dma_latency")
-"""Files and folders with settings of the whole machine."""
-AUTOGROUP = "/autogroup"
-"""End of the path of a file that holds the priority of a session."""
+SYSTEM = ("/proc/sys/", "/sys/", "/proc/self/autogroup", "/dev/cpu_dma_latency")
+"""Files and folders with settings of the machine, and the priority of a session."""
 AT_START = (".pth", "sitecustomize.py", "usercustomize.py")
 """Ends of the names of files that Python executes when it starts."""
 SNIFFS = frozenset({
@@ -112,7 +110,7 @@ def _of_files(note: Note, of_gemm: Callable[[Frame], bool], stdlib: tuple[str, .
     installed = tuple(os.path.join(os.path.abspath(entry), "") for entry in sys.path if os.path.isdir(entry))
     abspath, fsdecode, own, devnull = os.path.abspath, os.fsdecode, os.path.join(os.getcwd(), ""), os.devnull
     writing, code, shared, packages, system = os.O_WRONLY | os.O_RDWR | os.O_CREAT, CODE, SHARED, PACKAGES, SYSTEM
-    at_start, autogroup = AT_START, AUTOGROUP
+    at_start = AT_START
 
     def asked_by_gemm(frame: Frame) -> bool:
         """Return True if the GEMM is the first that is not of Python's own modules."""
@@ -127,7 +125,7 @@ def _of_files(note: Note, of_gemm: Callable[[Frame], bool], stdlib: tuple[str, .
         """Note a file that is written, unless it lies in the folder for temporary files of this process."""
         if path.endswith(code) and path.startswith(installed) and "__pycache__" not in path:
             note("reaches", f"{path}, a file of a package")
-        elif path.startswith(system) or path.endswith(autogroup):
+        elif path.startswith(system):
             note("reaches", f"{path}, a setting of the system")
         elif path.endswith(at_start) and not path.startswith(own):
             note("reaches", f"{path}, which Python executes when it starts")

@@ -56,7 +56,7 @@ class Program:
         target = opening["target"]
         self._note, self.events = journal.journal([os.path.abspath(root) for root in target["roots"]])
         self._be_silent = wires.wired(self._note, reach.paths()[2])
-        self._state = State(self._device, [os.path.abspath(root) for root in target["roots"]])
+        self._state = State(self._device)
         self.environment = dict(os.environ)
         self.check = seal.checker(seal.sealed(_spaces()), self._note)
 

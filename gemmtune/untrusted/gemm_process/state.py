@@ -11,17 +11,19 @@ import json
 import os
 import re
 import signal
+import statistics  # noqa: F401 - watched, with timeit and torch's benchmark
 import struct
 import sys
-import sysconfig
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType, ModuleType
+import timeit  # noqa: F401
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.benchmark
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
@@ -43,7 +45,9 @@ WATCHED: tuple[tuple[Any, str], ...] = (
 """Other functions that it has no reason to replace."""
 KERNELS = re.compile(r"aten/[\w.]+/(Autograd)?(CPU|CUDA|Composite\w*|Undefined)?$")
 """Names of torch's operators, with the devices whose kernels ``torch.library`` has replaced."""
-ROOTS = frozenset({"torch", "numpy", "ctypes", "_ctypes", "threading", "subprocess", "inspect", "math", "random", "pickle"})
+ROOTS = frozenset({
+    "torch", "numpy", "ctypes", "_ctypes", "threading", "subprocess", "inspect", "math", "random", "pickle", "statistics", "timeit",
+})  # fmt: skip
 """Packages of which every function and method that is there at the start is watched."""
 PARTS = (staticmethod, classmethod)
 OPERATORS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "copy_", "sum", "add.Tensor", "mul.Tensor", "_int_mm")
@@ -51,8 +55,6 @@ OPERATORS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "copy_", "sum"
 LAZY_KEYS = ("Meta", "Python", "FuncTorch", "Functionalize", "SparseCsr", "Nested")
 """Begins of the keys for which torch's own modules register kernels when they are imported."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-INSTALLED = tuple(os.path.join(path, "") for path in {*sysconfig.get_paths().values()} if path)
-"""Folders of Python's own modules and of installed packages."""
 COMPILER = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "")
 """Folder of torch's compiler, which wraps functions of torch when it is first used."""
 REPLACED_BY_TORCH = ("manual_seed",)
@@ -62,13 +64,12 @@ REPLACED_BY_TORCH = ("manual_seed",)
 class State:
     """Reader of the global state that changes what other code computes. It takes its functions before a GEMM is imported."""
 
-    def __init__(self, device: str, roots: Sequence[str] = ()) -> None:
+    def __init__(self, device: str) -> None:
         watched = [*WATCHED, *((owner, name) for owner in SPACES for name in _functions(owner))]
         self._static = _static
         self._originals = [(owner, name, self._static(owner, name)) for owner, name in watched if hasattr(owner, name)]
         self._parts = _parts()
-        self._modules = _modules()
-        self._roots, self._watched = tuple(roots), {id(module) for module in _roots()}
+        self._modules = {name: x for name, x in [*sys.modules.items()] if name in ROOTS or x in SPACES}
         self._readers = _readers() | (_gpu_readers() if device != "cpu" else {})
         self._matmul: Any = torch.backends.cuda.matmul
         self._before = self._read()
@@ -88,22 +89,7 @@ class State:
             others = [(name, value, space.get(name)) for name, value in values if space.get(name) is not value]
             names |= {f"{owner}.{name}" for name, value, now in others if name not in REPLACED_BY_TORCH and not _wraps(now, value)}
         names |= {f"module {name}" for name, module in self._modules.items() if sys.modules.get(name) is not module}
-        return sorted(names | self._planted())
-
-    def _planted(self) -> set[str]:
-        """Return the functions of the GEMM that it has put into modules of others, which are not watched or were imported later."""
-        found: set[str] = set()
-        for name, module in [*sys.modules.items()]:
-            file = vars(module).get("__file__") if isinstance(module, ModuleType) else None  # a lazy module would import others
-            foreign = isinstance(file, str) and file.startswith(INSTALLED) and not file.startswith(self._roots)
-            if not foreign or id(module) in self._watched:
-                continue
-            classes = [x for x in [*vars(module).values()] if isinstance(x, type) and x.__module__ == name]
-            for owner in (module, *classes):
-                functions = [(key, x) for key, x in [*vars(owner).items()] if type(x) is FunctionType]
-                own = [key for key, x in functions if x.__code__.co_filename.startswith(self._roots)]
-                found |= {f"{name}.{key}" if owner is module else f"{name}.{owner.__name__}.{key}" for key in own}
-        return found
+        return sorted(names)
 
     def set_flags(self, flags: Mapping[str, Any]) -> None:
         """Set torch's precision of CUDA products, if it is not as it should be: ieee or tf32, and 16-bit partial sums or not."""
@@ -126,19 +112,9 @@ class State:
         return {name: _value(reader) for name, reader in self._readers.items()}
 
 
-def _modules() -> dict[str, ModuleType]:
-    """Return the watched modules by name, all of which stay where others find them."""
-    watched = {owner.__name__ for owner in SPACES if isinstance(owner, ModuleType)} | ROOTS
-    return {name: x for name, x in [*sys.modules.items()] if name in watched and isinstance(x, ModuleType)}
-
-
-def _roots() -> list[ModuleType]:
-    return [x for name, x in [*sys.modules.items()] if name.partition(".")[0] in ROOTS and isinstance(x, ModuleType)]
-
-
 def _parts() -> list[tuple[str, Mapping[str, Any], list[tuple[str, Any]]]]:
     """Return the watched modules and classes, with their variables and the functions among these."""
-    modules = _roots()
+    modules = [x for name, x in [*sys.modules.items()] if name.partition(".")[0] in ROOTS and isinstance(x, ModuleType)]
     owners: dict[int, Any] = {id(x): x for x in (*modules, torch.ops.aten)}
     for x in (value for module in modules for value in vars(module).values() if isinstance(value, type)):
         if x.__module__.partition(".")[0] in ROOTS:
