@@ -226,7 +226,9 @@ def _speed(speed: Speed, busy: str, number: int) -> Iterator[Markup]:
         numbers = [(x.ratio, f"{x.ratio:.2f}"), (x.low, f"{x.low:.2f}"), (x.high, f"{x.high:.2f}"), (x.time_us, f"{x.time_us:.1f}")]
         numbers.append((x.of_limit or 0.0, f"{x.of_limit:.0%}" if x.of_limit else ""))
         rows.append((_cell(x.problem), *(Cell(text=shown, number=value) for value, shown in numbers)))
-    yield Table(name=f"speed{number}", columns=("shape", "× torch", "from", "to", "µs", "of this machine's limit"), rows=rows).html
+    yield Table(
+        name=f"speed{number}", columns=("shape", "× torch", "low (95%)", "high (95%)", "µs", "of this machine's limit"), rows=rows
+    ).html
 
 
 def _headed(name: str, *parts: Markup) -> Markup:

@@ -141,14 +141,14 @@ class Checker:
             right, most = right + added @ x, most + added.abs().sum(-1, keepdim=True)
         bound = accumulation_bound(problem, self._claims, alpha=operands.alpha, largest=operands.beside_subnormal)
         info = dtype_info(problem.out.dtype)
-        allowed = bound.relative * most + problem.n * (bound.absolute + info.smallest_normal)
-        allowed = allowed + info.unit_roundoff * (out.abs().sum(-1, keepdim=True) + bound.relative * most)
+        tiny = problem.n * (bound.absolute + info.smallest_normal)
+        allowed = bound.relative * most + tiny + info.unit_roundoff * (out.abs().sum(-1, keepdim=True) + bound.relative * most)
         off = (out @ x - right).abs()
         rough = False
         if not bool((bad := ~(off <= allowed)).any()) and (mean := self._mean_errors()) is not None:
             rounding, sums = mean
             typical = rounding * out.square().mean(-1, keepdim=True).sqrt() + sums * most / problem.n
-            allowed = torch.maximum(OF_SIGNS * math.sqrt(problem.n) * typical, problem.n * most.new_tensor(info.smallest_normal))
+            allowed = OF_SIGNS * math.sqrt(problem.n) * typical + tiny
             bad, rough = (off > allowed) & most.isfinite(), True
         if not bool(bad.any()):
             return None

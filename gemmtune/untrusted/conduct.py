@@ -28,7 +28,7 @@ class Conduct(StrEnum):
     STALE = "returns an earlier result"
     REUSED = "answers repeated operands from memory"
     SOMETIMES = "is right only sometimes"
-    WRONG = "computes wrong results in timed calls"
+    WRONG = "computes wrong results"
     ROUGH = "computes in a narrower type than it claims"
     TOO_FAST = "is faster than the hardware"
     CLOCK = "reports less time than the caller's clock"

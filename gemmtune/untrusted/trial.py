@@ -151,7 +151,7 @@ class Trial:
         if paired:
             torch_s = before or self._by_torch(run, operands)
             run.pairs.append((own_s, torch_s))
-            run.bits.append(run.last == run.of_torch)
+            run.bits += [run.last == run.of_torch] * (not self._subject.traits.calls_torch)
             if last.device_us:
                 around_s = max(self._torch.last.wall_s - torch_s, self._hand_over_s)
                 run.hidden.append(last.wall_s - own_s - around_s > HIDDEN * own_s + HIDDEN_S)

@@ -127,9 +127,9 @@ def _of_files(note: Note, of_gemm: Callable[[Frame], bool], stdlib: tuple[str, .
             note("reaches", f"{path}, a file of a package")
         elif path.startswith(system):
             note("reaches", f"{path}, a setting of the system")
-        elif path.endswith(at_start) and not path.startswith(own):
-            note("reaches", f"{path}, which Python executes when it starts")
-        elif not path.startswith(own):
+        elif not f"{path}/".startswith(own):  # a nameless file has the name of its folder
+            if path.endswith(at_start):
+                note("reaches", f"{path}, which Python executes when it starts")
             note("writes", path)
 
     def opens(args: tuple[Any, ...], frame: Frame) -> None:
