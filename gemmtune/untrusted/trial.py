@@ -70,6 +70,10 @@ class _Run:
     calls: int = 0
     numbers: int = 0
     """Number of different operands until now."""
+    current: int = 0
+    """Number of the operands of the latest call."""
+    of_kept: int = 0
+    """Number of those that the next call may change or repeat."""
 
 
 class Trial:
@@ -140,7 +144,10 @@ class Trial:
     def _step(self, run: _Run, kind: str, kept: Operands | None, number: int, *, timed: bool) -> Operands:
         """Make one call, check its result and return its operands."""
         operands, expectation = self._operands(run, kind, kept)
-        run.numbers += kept is not operands or kind in ("alike", "one")
+        run.numbers += (new := kept is not operands or kind in ("alike", "one"))
+        run.current = run.numbers if new else run.of_kept
+        if expectation is None:
+            run.of_kept = run.current
         candidate = self._candidate
         candidate.place = run.rng.choice(PAGES) if kind in ("fresh", "moved") else candidate.place
         paired = timed and kind == "fresh"
@@ -175,9 +182,9 @@ class Trial:
         trouble = run.checker.trouble(result, operands, expectation)
         digest = _digest(result)
         if trouble is not None:
-            stale = run.seen.get(digest, run.numbers) < run.numbers and not _is_constant(result)
+            stale = run.seen.get(digest, run.current) < run.current and not _is_constant(result)
             run.wrong.append((number, trouble, stale))
-        run.seen.setdefault(digest, run.numbers)
+        run.seen.setdefault(digest, run.current)
         run.last = digest
         return own_s
 
@@ -194,6 +201,7 @@ class Trial:
         """Make a call with new operands of which the operations of torch are known."""
         self._candidate.profiling = True
         run.numbers += 1
+        run.current = run.numbers
         try:
             self._called(run, operands := run.checker.fresh(), None, number)
         finally:
@@ -265,6 +273,6 @@ def _is_constant(result: object) -> bool:
 
 def _digest(result: object) -> bytes:
     """Return a hash of the bits of a result."""
-    plain = isinstance(result, torch.Tensor) and result.numel()
-    raw = result.detach().cpu().contiguous().view(torch.uint8).numpy() if isinstance(result, torch.Tensor) and plain else b""
-    return hashlib.blake2b(raw, digest_size=16).digest()
+    if not isinstance(result, torch.Tensor) or not result.numel():
+        return b""
+    return hashlib.blake2b(result.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), digest_size=16).digest()

@@ -48,7 +48,9 @@ def check_caught(target: str, words: Collection[str], verdict: Verdict) -> None:
 @pytest.mark.rotates(20)
 @pytest.mark.parametrize("target", TABLE, ids=name_of)
 def test_catches_hack(target: str) -> None:
-    check_caught(target, TABLE[target], judged(target, timeout_s=QUICK_S if target.endswith(":hangs") else SLOW_S))
+    verdict = judged(target, timeout_s=QUICK_S if target.endswith(":hangs") else SLOW_S)
+    check_caught(target, TABLE[target], verdict)
+    assert "wrong.py:" not in target or str(Conduct.STALE) not in words_of(verdict), "a wrong result is no earlier one"
 
 
 @pytest.mark.slow
