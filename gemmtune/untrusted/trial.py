@@ -268,7 +268,11 @@ class Trial:
 
 
 def _is_constant(result: object) -> bool:
-    return not isinstance(result, torch.Tensor) or bool((result == result.flatten()[:1]).all())
+    """Return True if a result tells nothing about its operands: its finite numbers are all the same, or there are none."""
+    if not isinstance(result, torch.Tensor):
+        return True
+    known = (wide := result.double())[wide.isfinite()]
+    return bool((known == known[:1]).all())
 
 
 def _digest(result: object) -> bytes:
