@@ -104,20 +104,6 @@ def scheduled(a, b):
     return torch.from_numpy(total)
 
 
-SOURCE = """
-#include <omp.h>
-#include <stdint.h>
-void mm(const float* a, const float* b, float* out, int64_t m, int64_t n, int64_t k) {
-  #pragma omp parallel for
-  for (int64_t i = 0; i < m; ++i) {
-    for (int64_t j = 0; j < n; ++j) out[i * n + j] = 0;
-    for (int64_t l = 0; l < k; ++l)
-      for (int64_t j = 0; j < n; ++j) out[i * n + j] += a[i * k + l] * b[l * n + j];
-  }
-}
-"""
-
-
 @declared()
 def threads_of_libgomp(a, b):
     """Ask OpenMP for its number of threads, and split the rows by it."""
