@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..conformance.cases.case import Case
 from ..conformance.cases.statement import problem_of
@@ -13,7 +13,6 @@ from ..untrusted.candidate import Candidate
 from ..untrusted.shape import Shape
 from ..untrusted.trial import Trial
 from .levels import Level
-from .values import Values
 
 GRACE_S = 5.0
 """Seconds that a shape may take when the time is over."""
@@ -34,27 +33,32 @@ def timed_ops(subject: Subject) -> list[str]:
 
 
 def timed_calls(
-    subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate], level: Level, values: Values
+    subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate], level: Level, taken: Sequence[Case]
 ) -> Iterator[Shape]:
-    """Yield the calls of each shape. Sizes are drawn among those that the GEMM declares, and each dtype has a large one."""
+    """Yield the calls of each shape. Sizes are drawn among those that the GEMM declares, and each dtype has a large one.
+
+    ``taken`` are the cases of the suite that the GEMM took.
+    """
     ops, trial = timed_ops(subject), Trial(subject, candidate, rival)
-    ops = [op for op in ops if values.dtypes_of(op)] or ops[:1]
+    of_op = {op: tuple(dict.fromkeys(case.dtype for case in taken if case.op == op)) for op in ops}
+    ops = [op for op in ops if of_op[op]] or ops[:1]
     if not ops:
         return
-    dtypes = values.dtypes_of(ops[0])
+    dtypes = of_op[ops[0]]
     deadline = time.monotonic() + level.calls_s
     largest = GPU_MACS if candidate.device.type != "cpu" else level.largest * PER_M
     drawn = [dtypes[number % len(dtypes)] if dtypes else "float32" for number in range(2 + level.shapes)]
     plan = [(ops[0], dtype, SMALL_MACS, level.small_calls, False) for dtype in drawn[:2]]
-    plan += [(op, dtype, SMALL_MACS, level.small_calls // 2, False) for op in ops[1:] for dtype in values.dtypes_of(op)[:1]]
+    plan += [(op, dtype, SMALL_MACS, level.small_calls // 2, False) for op in ops[1:] for dtype in of_op[op][:1]]
     plan += [(ops[0], dtype, largest, level.timed_calls, True) for dtype in drawn[2:]]
     plan += [(ops[0], dtype, min(largest, LARGE_MACS), LARGE_CALLS, False) for dtype in dtypes if dtype not in drawn[2:]]
     for number, (op, dtype, macs, count, timed) in enumerate(plan):
         if time.monotonic() > deadline and number > 1 + len(ops):
             return
-        b = "col" if number % 2 and "col" in values.layouts_of(op) else "row"  # transposed, as the weight of a layer
+        transposed = number % 2 and any(case.op == op and case.b == "col" for case in taken)  # as the weight of a layer
         bias = (*subject.traits.bias, "n")[0]
-        case = _drawn(trial, subject, Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1, b=b, bias=bias), macs)
+        whole = Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1, bias=bias)
+        case = _drawn(trial, subject, whole.changed(b="col") if transposed else whole, macs)
         problem = problem_of(case, candidate.device.type)
         yield trial.calls(problem, count, timed=timed, deadline=deadline + GRACE_S, profiled=level.profiled)
 

@@ -39,13 +39,10 @@ class Values:
         """Number of cases that the GEMM refused."""
         return len(self.outcomes) - len(self.executed)
 
-    def dtypes_of(self, op: str) -> tuple[str, ...]:
-        """Return the input dtypes that the GEMM took for an operation."""
-        return tuple(dict.fromkeys(x.case.dtype for x in self.executed if x.case.op == op))
-
-    def layouts_of(self, op: str) -> frozenset[str]:
-        """Return the layouts of b that it took."""
-        return frozenset(x.case.b for x in self.executed if x.case.op == op)
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Input dtypes that the GEMM took."""
+        return tuple(dict.fromkeys(x.case.dtype for x in self.executed))
 
 
 def judge_values(subject: Subject, candidate: Candidate, level: Level) -> Values:

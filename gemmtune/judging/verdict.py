@@ -191,7 +191,7 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verd
     if any(finding.kind is Conduct.HUNG for finding in candidate.findings):
         return dataclasses.replace(verdict, reason="not timed: it does not answer")
     watch = Watch(detect(options.device))
-    shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, values))
+    shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, [x.case for x in values.executed]))
     verdict = dataclasses.replace(verdict, busy=watch.seen())
     note_calls(candidate, shapes)
     work = "" if any(shape.wrong for shape in shapes) else _work_of_torch(subject, candidate, shapes)
