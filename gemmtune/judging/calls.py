@@ -2,13 +2,14 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..conformance.cases.case import Case
 from ..conformance.cases.statement import problem_of
 from ..declaration.subject import Subject
 from ..untrusted.candidate import Candidate
-from ..untrusted.trial import Shape, Trial
+from ..untrusted.shape import Shape
+from ..untrusted.trial import Trial
 from .levels import Level
 
 GRACE_S = 5.0
@@ -24,28 +25,38 @@ NARROWEST, WIDEST = 0.5, 1.6
 PER_M = 10**6
 
 
-def timed_op(subject: Subject) -> str | None:
-    """Return the first operation that torch has too."""
-    return next((op for op in TIMED_OPS if op in (subject.traits.ops or ("mm",))), None)
+def timed_ops(subject: Subject) -> list[str]:
+    """Return the operations that torch has too. Times are those of the first one."""
+    return [op for op in TIMED_OPS if op in (subject.traits.ops or ("mm",))]
 
 
 def timed_calls(
-    subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate], level: Level, dtypes: tuple[str, ...]
+    subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate], level: Level, taken: Sequence[Case]
 ) -> Iterator[Shape]:
-    """Yield the calls of each shape. Sizes are drawn among those that the GEMM declares, and each dtype has a large one."""
-    op, trial = timed_op(subject), Trial(subject, candidate, rival)
-    if op is None:
+    """Yield the calls of each shape. Sizes are drawn among those that the GEMM declares, and each dtype has a large one.
+
+    ``taken`` are the cases of the suite that the GEMM took.
+    """
+    ops, trial = timed_ops(subject), Trial(subject, candidate, rival)
+    of_op = {op: tuple(dict.fromkeys(case.dtype for case in taken if case.op == op)) for op in ops}
+    ops = [op for op in ops if of_op[op]] or ops[:1]
+    if not ops:
         return
+    dtypes = of_op[ops[0]]
     deadline = time.monotonic() + level.calls_s
     largest = GPU_MACS if candidate.device.type != "cpu" else level.largest * PER_M
     drawn = [dtypes[number % len(dtypes)] if dtypes else "float32" for number in range(2 + level.shapes)]
-    plan = [(dtype, SMALL_MACS, level.small_calls, False) for dtype in drawn[:2]]
-    plan += [(dtype, largest, level.timed_calls, True) for dtype in drawn[2:]]
-    plan += [(dtype, min(largest, LARGE_MACS), LARGE_CALLS, False) for dtype in dtypes if dtype not in drawn[2:]]
-    for number, (dtype, macs, count, timed) in enumerate(plan):
-        if time.monotonic() > deadline and number > 2:
+    plan = [(ops[0], dtype, SMALL_MACS, level.small_calls, False) for dtype in drawn[:2]]
+    plan += [(op, dtype, SMALL_MACS, level.small_calls // 2, False) for op in ops[1:] for dtype in of_op[op][:1]]
+    plan += [(ops[0], dtype, largest, level.timed_calls, True) for dtype in drawn[2:]]
+    plan += [(ops[0], dtype, min(largest, LARGE_MACS), LARGE_CALLS, False) for dtype in dtypes if dtype not in drawn[2:]]
+    for number, (op, dtype, macs, count, timed) in enumerate(plan):
+        if time.monotonic() > deadline and number > 1 + len(ops):
             return
-        case = _drawn(trial, subject, Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1), macs)
+        transposed = number % 2 and any(case.op == op and case.b == "col" for case in taken)  # as the weight of a layer
+        bias = (*subject.traits.bias, "n")[0]
+        whole = Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1, bias=bias)
+        case = _drawn(trial, subject, whole.changed(b="col") if transposed else whole, macs)
         problem = problem_of(case, candidate.device.type)
         yield trial.calls(problem, count, timed=timed, deadline=deadline + GRACE_S, profiled=level.profiled)
 

@@ -10,7 +10,9 @@ from ..conformance.bench.outcome import Outcome
 from ..foreign import visible
 from ..page import Cell, Table, page
 from ..timing.rounds import BUSY_MARK
+from ..untrusted.conduct import ADVICE
 from .speed import Speed
+from .targets import SOURCES
 from .verdict import Judgement, Standing, Verdict
 
 MOST_CASES = 5
@@ -57,12 +59,14 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     if verdict.calls:
         wrong = sum(len(shape.wrong) for shape in verdict.shapes)
         observed = f"; {verdict.deterministic}" if verdict.deterministic else ""
-        yield f"  calls    {verdict.calls} timed with new operands and checked, {wrong} wrong{observed}"
+        yield f"  calls    {verdict.calls} with new operands, each result checked: {wrong} wrong{observed}"
     yield from _speed_lines(verdict)
     if verdict.work:
         yield f"  work     {verdict.work}"
     for number, finding in enumerate(verdict.findings):
         yield f"  {'conduct' if not number else '       '}  {'' if finding.dishonest else 'noted: '}{finding}"
+    for number, text in enumerate(advice(verdict)):
+        yield f"  {'to do  ' if not number else '       '}  {text}"
     if verdict.reason:
         yield f"  note     {verdict.reason}"
     yield _last_line(verdict)
@@ -78,7 +82,7 @@ def _values(verdict: Verdict) -> str:
     refused = f", {values.refused} refused" if values.refused else ""
     if not values.executed:
         return f"not judged: no case ran{refused}"
-    return f"{len(values.executed)} cases of the suite ran{refused}, {len(values.bad)} failed"
+    return f"{len(values.executed)} cases of the conformance suite ran{refused}, {len(values.bad)} failed"
 
 
 def _failure(outcome: Outcome) -> str:
@@ -96,9 +100,30 @@ def _speed_lines(verdict: Verdict) -> Iterator[str]:
     yield f"  speed    {speed.ratio:.2f}× torch ({speed.low:.2f} to {speed.high:.2f}, 95%) {shapes}"
     if verdict.busy:
         yield f"           measured {BUSY_MARK} ({verdict.busy}): the interval may be wrong"
+    for text in _caveats(verdict, speed):
+        yield f"           {text}"
     for row in speed.shapes:
-        limit = f", {100 * row.of_limit:.0f}% of the limit" if row.of_limit else ""
+        limit = f", {100 * row.of_limit:.0f}% of this machine's limit" if row.of_limit else ""
         yield f"           {row.ratio:.2f}× ({row.low:.2f} to {row.high:.2f})  {row.time_us:.1f} µs{limit}  {row.problem}"
+
+
+def _caveats(verdict: Verdict, speed: Speed) -> Iterator[str]:
+    """Yield what one has to know about the times."""
+    if verdict.values.bad or any(shape.wrong for shape in verdict.shapes):
+        yield "some results are wrong: this speed means nothing"
+    added = [row.added_us for row in speed.shapes if row.added_us[0]]
+    if added:
+        low, high, margin = min(added)[0], max(added)[0], max(margin for _, margin in added)
+        yield f"times are without the {low:.1f} to {high:.1f} µs (± {margin:.1f}) that the judge adds to a call"
+
+
+def advice(verdict: Verdict) -> list[str]:
+    """Return what the author of a GEMM can do about a verdict."""
+    found = [ADVICE[x.kind] for x in verdict.findings if x.kind in ADVICE]
+    if verdict.values.bad and not verdict.target.partition(":")[0].endswith(SOURCES[1:]):
+        case = verdict.values.bad[0].case.id
+        found.append(f"See a failing case: gemmtune conformance {verdict.target} --device {verdict.device} --repro {case}")
+    return list(dict.fromkeys(found))
 
 
 def as_json(judgement: Judgement) -> dict[str, Any]:
@@ -135,13 +160,15 @@ def _plain(verdict: Verdict) -> dict[str, Any]:
             "ratio": _finite(speed.ratio), "low": _finite(speed.low), "high": _finite(speed.high),
             "shapes": [
                 {"problem": row.problem, "time_us": row.time_us, "ratio": _finite(row.ratio), "low": _finite(row.low),
-                 "high": _finite(row.high), "of_limit": row.of_limit}
+                 "high": _finite(row.high), "of_limit": row.of_limit,
+                 "added_us": row.added_us[0], "added_margin_us": row.added_us[1]}
                 for row in speed.shapes
             ],
         },
         "busy": verdict.busy,
         "work": verdict.work,
         "conduct": [{"kind": str(x.kind), "detail": x.detail, "dishonest": x.dishonest} for x in verdict.findings],
+        "to_do": advice(verdict),
         "note": verdict.reason,
         "seconds": verdict.seconds,
     }  # fmt: skip
@@ -177,14 +204,16 @@ def _parts(verdict: Verdict, number: int, *, level: str) -> Iterator[Markup]:
     if verdict.calls:
         wrong = sum(len(shape.wrong) for shape in verdict.shapes)
         observed = f"; {verdict.deterministic}" if verdict.deterministic else ""
-        yield _line(f"{verdict.calls} timed calls with new operands were checked, {wrong} were wrong{observed}.")
+        yield _line(f"{verdict.calls} calls with new operands, each result checked: {wrong} wrong{observed}.")
     if verdict.speed is not None:
-        yield _headed("Speed", *_speed(verdict.speed, verdict.busy, number))
+        yield _headed("Speed", *map(_line, _caveats(verdict, verdict.speed)), *_speed(verdict.speed, verdict.busy, number))
     if verdict.work:
         yield _headed("Work", _line(verdict.work))
     if verdict.findings:
         noted = (_line(f"{x}{'' if x.dishonest else ' (noted)'}", "bad" if x.dishonest else "soft") for x in verdict.findings)
         yield _headed("Conduct", *noted)
+    if texts := advice(verdict):
+        yield _headed("To do", *map(_line, texts))
 
 
 def _speed(speed: Speed, busy: str, number: int) -> Iterator[Markup]:
@@ -195,7 +224,9 @@ def _speed(speed: Speed, busy: str, number: int) -> Iterator[Markup]:
         numbers = [(x.ratio, f"{x.ratio:.2f}"), (x.low, f"{x.low:.2f}"), (x.high, f"{x.high:.2f}"), (x.time_us, f"{x.time_us:.1f}")]
         numbers.append((x.of_limit or 0.0, f"{x.of_limit:.0%}" if x.of_limit else ""))
         rows.append((_cell(x.problem), *(Cell(text=shown, number=value) for value, shown in numbers)))
-    yield Table(name=f"speed{number}", columns=("shape", "× torch", "from", "to", "µs", "of limit"), rows=rows).html
+    yield Table(
+        name=f"speed{number}", columns=("shape", "× torch", "low (95%)", "high (95%)", "µs", "of this machine's limit"), rows=rows
+    ).html
 
 
 def _headed(name: str, *parts: Markup) -> Markup:

@@ -15,7 +15,7 @@ from ..timing.limits import Limits, measure_limits
 from ..timing.neighbours import Watch
 from ..untrusted.candidate import Candidate
 from ..untrusted.conduct import Conduct
-from ..untrusted.trial import Shape
+from ..untrusted.shape import Shape
 
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 """Student's t of a two-sided 95% interval, from one degree of freedom on."""
@@ -33,6 +33,8 @@ class Timed:
     high: float
     of_limit: float | None
     """Share of the hardware's limit that it reaches."""
+    added_us: tuple[float, float] = (0.0, 0.0)
+    """Time that the judge adds to a call on a GPU, which is taken off the others, with half its 95% interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,9 @@ def judge_speed(candidate: Candidate, shapes: Sequence[Shape], busy: str = "") -
             candidate.note(Conduct.TOO_FAST, f"{shape.problem} in {time_us:.1f} µs; this machine needs at least {least_us:.1f} µs")
         low, high = math.exp(middle - half), math.exp(middle + half)
         share = limit_us / time_us if limit_us and time_us else None
-        rows.append(Timed(problem=str(shape.problem), time_us=time_us, ratio=math.exp(middle), low=low, high=high, of_limit=share))
+        added_us = (shape.added_s[0] * 1e6, shape.added_s[1] * 1e6)
+        numbers: dict[str, float] = {"time_us": time_us, "ratio": math.exp(middle), "low": low, "high": high}
+        rows.append(Timed(problem=str(shape.problem), of_limit=share, added_us=added_us, **numbers))
     middle, half = _mean([found for _, found, _ in timed])
     return Speed(shapes=tuple(rows), ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half))
 

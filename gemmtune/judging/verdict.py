@@ -25,9 +25,9 @@ from ..foreign import shorter
 from ..timing.neighbours import Watch
 from ..untrusted.candidate import CALL_S, Candidate, CandidateEnded, RemoteError
 from ..untrusted.conduct import Conduct, Finding
+from ..untrusted.shape import Shape, note_calls
 from ..untrusted.subject import rival, subject_of
 from ..untrusted.target import Target
-from ..untrusted.trial import Shape, note_calls
 from .calls import timed_calls
 from .levels import LEVELS, MOST_CALL_S, Level
 from .speed import Speed, judge_speed
@@ -57,11 +57,6 @@ class Values:
         """Number of cases that the GEMM refused."""
         return len(self.outcomes) - len(self.executed)
 
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        """Input dtypes that the GEMM took."""
-        return tuple(dict.fromkeys(x.case.dtype for x in self.executed))
-
 
 def judge_values(subject: Subject, candidate: Candidate, level: Level) -> Values:
     """Return the outcomes of a sample of the suite's cases. The sample and the numbers differ from run to run."""
@@ -90,7 +85,7 @@ PRODUCTS = re.compile(
     r"(?!upsample|_upsample|.*_prepack$|.*(norm|powsum|linear_combination|cross|diagonal|vander)$)\w*("
     r"(?<![aouy])mm(?!a)|(?<![a-z])mv_?$|addmv|matmul|linear|conv(?!ert)|dot$|einsum|tensordot|inner|bilinear|embedding_bag|cdist|euclidean"
     r"|lstm|gru|rnn|attention|(?<!re)solve|lstsq|linalg_|cholesky|(?<![a-z])lu_|inverse|matrix_(exp|power)|geqrf|orgqr|ormqr|\bqr$|svd|cov$|corrcoef)"
-    r"|^mkl::|cublas|nvjet|xmma_gemm|cutlass_\d|(ampere|hopper|volta|turing)_\w*gemm"
+    r"|^mkl::|^Llga|cublas|nvjet|xmma_gemm|cutlass_\d|(ampere|hopper|volta|turing)_\w*gemm"
 )
 """Names of torch's operations, and of cuBLAS's kernels, that multiply matrices."""
 
@@ -246,7 +241,7 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verd
     if any(finding.kind is Conduct.HUNG for finding in candidate.findings):
         return dataclasses.replace(verdict, reason="not timed: it does not answer")
     watch = Watch(detect(options.device))
-    shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, values.dtypes))
+    shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, [x.case for x in values.executed]))
     verdict = dataclasses.replace(verdict, busy=watch.seen())
     note_calls(candidate, shapes)
     work = "" if any(shape.wrong for shape in shapes) else _work_of_torch(subject, candidate, shapes)
@@ -270,9 +265,9 @@ def _work_of_torch(subject: Subject, candidate: Candidate, shapes: tuple[Shape, 
     ran = [names for shape in shapes for names in shape.ran]
     seen = Counter(name for names in ran for name in names if PRODUCTS.search(name))
     if not seen:
-        return f"none of torch's products in {len(ran)} calls" if ran else ""
+        return f"its own: none of torch's products in {len(ran)} calls" if ran else ""
     name, times = seen.most_common(1)[0]
     text = f"{name.replace('aten::', 'torch.')} in {times} of {len(ran)} calls"
     if not subject.traits.calls_torch:
-        candidate.note(Conduct.TORCH, f"{text}; declare calls_torch if that is meant")
-    return text
+        candidate.note(Conduct.TORCH, text)
+    return f"torch's: {text}"

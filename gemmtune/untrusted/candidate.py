@@ -37,7 +37,7 @@ THREADS_OF_A_CORE = 3
 """Threads of each core that a GEMM may keep without a note: those of torch, of a BLAS library and its own."""
 EVENTS = {
     "looks": Conduct.LOOKS, "writes": Conduct.WRITES, "starts": Conduct.STARTS, "replaces": Conduct.REPLACED,
-    "reaches": Conduct.REACHES, "lazy": Conduct.LAZY,
+    "reaches": Conduct.REACHES, "lazy": Conduct.LAZY, "raises": Conduct.SETTINGS, "torch": Conduct.TORCH,
 }  # fmt: skip
 """Kinds of events in the journal of a process."""
 AS_BEFORE = {"alias": Conduct.ALIAS, "again": Conduct.AGAIN, "same": Conduct.AGAIN}
@@ -177,6 +177,8 @@ class Candidate:
             if storage.own.data_ptr() != base(out) and storage.changed():
                 self.note(Conduct.INPUTS)
                 storage.own.copy_(storage.copy)
+            if storage.overrun():
+                self.note(Conduct.INPUTS, "it writes behind the end of one")
         for word, kind in AS_BEFORE.items() if isinstance(result, torch.Tensor) else ():
             if answer.get(word):
                 self.note(kind)

@@ -1,8 +1,9 @@
 """Conduct of an untrusted GEMM: what it does besides computing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 from ..foreign import visible
 
@@ -25,7 +26,7 @@ class Conduct(StrEnum):
     STALE = "returns an earlier result"
     REUSED = "answers repeated operands from memory"
     SOMETIMES = "is right only sometimes"
-    WRONG = "computes wrong results in timed calls"
+    WRONG = "computes wrong results"
     ROUGH = "computes in a narrower type than it claims"
     TOO_FAST = "is faster than the hardware"
     CLOCK = "reports less time than the caller's clock"
@@ -42,6 +43,25 @@ class Conduct(StrEnum):
 
 
 NOTED = frozenset({Conduct.WRITES, Conduct.STARTS, Conduct.ENVIRONMENT, Conduct.THREADS, Conduct.MEMORY})
+
+
+_CACHE = "Compute each call anew. A key of a cache must hold every number of a and b."
+ADVICE: Mapping[Conduct, str] = MappingProxyType({
+    Conduct.CRASHED: "Run the call of that shape in a debugger, or with a sanitizer of the compiler.",
+    Conduct.HUNG: "Give --timeout more seconds if it compiles for that long.",
+    Conduct.BETWEEN: "Finish all work, threads and processes included, before the call returns.",
+    Conduct.LAZY: "Return a plain torch.Tensor whose numbers are there.",
+    Conduct.ALIAS: "Return memory of its own, not that of an argument.",
+    Conduct.AGAIN: "Return new memory, or a copy: a caller may still hold the earlier result.",
+    Conduct.INPUTS: "Leave a and b, and the memory behind them, as they are.",
+    Conduct.STALE: _CACHE,
+    Conduct.REUSED: _CACHE,
+    Conduct.SOMETIMES: "Look for state that calls share: caches, buffers, threads that are not joined, counters.",
+    Conduct.ROUGH: "Add up in float32, or declare what it does: --trait accumulate=float32:bfloat16 or --trait input_mode=tf32.",
+    Conduct.TORCH: "Declare --trait calls_torch if torch is meant to do the work.",
+    Conduct.SETTINGS: "Leave settings alone, or put them back before the call returns.",
+})  # fmt: skip
+"""Remedies for the author of a GEMM, by conduct. The other kinds have none but to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,8 @@ COUNTER = slice(4, 6)
 MOST_OPERANDS = 16
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """Seals of the memory: a process that cut it off would end the caller at its next look."""
+GUARD, GUARD_BYTES = 0xA5, 64
+"""Value and number of the bytes after each operand."""
 POISON = 0xFF
 """Byte that fills the place of a result before a call: NaN in every float."""
 
@@ -40,10 +42,16 @@ class Placed:
     """Bytes of the caller's storage."""
     copy: torch.Tensor
     at: int
+    guard: torch.Tensor
+    """Bytes after the copy, which nobody has a reason to write."""
 
     def changed(self) -> bool:
         """Return True if the copy differs from the storage."""
         return not torch.equal(self.own, self.copy)
+
+    def overrun(self) -> bool:
+        """Return True if the guard was written."""
+        return not bool((self.guard == GUARD).all())
 
 
 class Memory:
@@ -107,12 +115,13 @@ class Memory:
         placed: dict[int, Placed] = {}
         for own in _storages(tensors):
             begin = -(-end // PAGE) * PAGE + own.data_ptr() % ALIGNED
-            end = begin + own.numel()
+            after = begin + own.numel()
+            end = after + GUARD_BYTES
             if end > self.size // 2:
                 raise Impossible(f"its operands have more than {self.size // 2**21} MiB with the gaps between rows")
-            copy = self.bytes[begin:end]
+            copy, guard = self.bytes[begin:after], self.bytes[after:end].fill_(GUARD)
             copy.copy_(own)
-            placed[own.data_ptr()] = Placed(own=own, copy=copy, at=begin)
+            placed[own.data_ptr()] = Placed(own=own, copy=copy, at=begin, guard=guard)
         return placed, -(-end // PAGE) * PAGE
 
     def result(self, at: int, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

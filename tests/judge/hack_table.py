@@ -9,6 +9,8 @@ from gemmtune.untrusted.conduct import Conduct as C
 HACKS = Path(__file__).parent / "hacks"
 HONEST = Path(__file__).parent / "honest.py"
 HONEST_FORMS = Path(__file__).parent / "honest_forms.py"
+HONEST_STATES = Path(__file__).parent / "honest_states.py"
+HONEST_IMPORT = Path(__file__).parent / "honest_import.py"
 VALUES = "fails a case of the suite"
 WRONG = {C.WRONG, C.SOMETIMES, VALUES}
 OLD = {C.STALE}
@@ -181,6 +183,31 @@ UNSEEN = {
     "ring_of_buffers": {C.AGAIN},
     "sparse_result": WRONG,
 }
+READER = {
+    "b_packed_by_samples": WRONG | OLD,
+    "transposed_b_by_address": WRONG | OLD,
+    "second_operation_is_stale": OLD,
+    "stale_with_out": OLD,
+    "ring_of_twelve": {C.AGAIN},
+    "overlapping_buffers": {C.AGAIN},
+    "writes_past_its_operand": {C.INPUTS},
+    "one_row_rough": WRONG | {C.ROUGH},
+    "declares_determinism": WRONG,
+    "torch_blas_by_ctypes": {C.TORCH},
+    "by_onednn_graph": {C.TORCH},
+    "raises_itself_for_a_call": {C.SETTINGS},
+    "signals_by_posix": {C.REACHES},
+    "signals_by_sigqueue": {C.REACHES},
+    "sly_address": {C.REACHES},
+    "persists_for_the_next_start": {C.REACHES},
+    "frames_by_asyncio": {C.LOOKS},
+    "frame_by_jit_lookup": {C.LOOKS},
+    "floods_the_journal": {C.LOOKS},
+    "module_replaced": {C.REPLACED},
+    "patched_benchmark": {C.REPLACED},
+    "blocks_interrupts": {C.SETTINGS},
+    "no_collection_by_threshold": {C.SETTINGS},
+}
 TABLE = {
     f"{HACKS / file}.py:{name}": words
     for file, table in (
@@ -191,6 +218,7 @@ TABLE = {
         ("variants", VARIANTS),
         ("reach", REACH),
         ("unseen", UNSEEN),
+        ("reader", READER),
     )
     for name, words in table.items()
 }
@@ -211,3 +239,9 @@ FORMS = (
     "reads_the_machine", "makes_types", "of_slices", "returns_a_parameter", "in_a_mapped_file", "pins_its_threads",
 )  # fmt: skip
 """Names of the honest GEMMs of unusual form."""
+STATES = (
+    "refcounted_pool", "arena_of_workspaces", "pure_callback", "tuned_plan_on_disk", "scheduled", "threads_of_libgomp",
+    "mapped_table", "by_bfloat16_in_three", "strassen_of_two_levels", "result_in_strided_out", "returns_a_part_of_a_padded_buffer",
+    "packed_by_hash", "a_timer_and_a_finalizer", "kahan_sums",
+)  # fmt: skip
+"""Names of the honest GEMMs that keep state, or add up in unusual ways."""

@@ -7,12 +7,17 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from hack_table import FORMS, HACKS, HONEST, HONEST_FORMS, KINDS, LONG, TABLE, VALUES
+from hack_table import FORMS, HACKS, HONEST, HONEST_FORMS, HONEST_IMPORT, HONEST_STATES, KINDS, LONG, STATES, TABLE, VALUES
 
 from gemmtune.judging.levels import LEVELS
 from gemmtune.judging.verdict import Standing, Verdict, judge
 from gemmtune.untrusted.conduct import NOTED, Conduct
 
+HONEST_TARGETS = [
+    f"{file}:{name}"
+    for file, names in ((HONEST, KINDS), (HONEST_FORMS, FORMS), (HONEST_STATES, STATES), (HONEST_IMPORT, ["compiled_at_import"]))
+    for name in names
+]
 QUICK_S = 4.0
 """Time limit of a call: the only hack that reaches it hangs."""
 SLOW_S = 60.0
@@ -43,7 +48,9 @@ def check_caught(target: str, words: Collection[str], verdict: Verdict) -> None:
 @pytest.mark.rotates(20)
 @pytest.mark.parametrize("target", TABLE, ids=name_of)
 def test_catches_hack(target: str) -> None:
-    check_caught(target, TABLE[target], judged(target, timeout_s=QUICK_S if target.endswith(":hangs") else SLOW_S))
+    verdict = judged(target, timeout_s=QUICK_S if target.endswith(":hangs") else SLOW_S)
+    check_caught(target, TABLE[target], verdict)
+    assert "wrong.py:" not in target or str(Conduct.STALE) not in words_of(verdict), "a wrong result is no earlier one"
 
 
 @pytest.mark.slow
@@ -55,7 +62,7 @@ def test_catches_hack_of_many_calls(target: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.rotates(12)
-@pytest.mark.parametrize("target", [*(f"{HONEST}:{x}" for x in KINDS), *(f"{HONEST_FORMS}:{x}" for x in FORMS)], ids=name_of)
+@pytest.mark.parametrize("target", HONEST_TARGETS, ids=name_of)
 def test_calls_honest_gemm_right(target: str) -> None:
     verdict = judged(target)
     assert verdict.standing is Standing.RIGHT, f"{verdict.findings} {verdict.values.bad} {verdict.reason}"

@@ -13,8 +13,8 @@ from gemmtune.problem import Problem
 from gemmtune.timing.limits import Limits, limit_names
 from gemmtune.untrusted.candidate import Candidate
 from gemmtune.untrusted.conduct import Conduct
+from gemmtune.untrusted.shape import Shape
 from gemmtune.untrusted.target import TORCH
-from gemmtune.untrusted.trial import Shape
 
 
 def limits_of(rate: float) -> Limits:

@@ -98,7 +98,7 @@ def test_judges_each_candidate_of_a_folder(judged: Judgement) -> None:
     assert "got no Python source" in latin.reason
     assert "nowhere_to_be_found" in broken.reason
     assert "did not compile" in uncompiled.reason
-    assert kernel.work.startswith("none of torch's products")
+    assert kernel.work.startswith("its own: none of torch's products")
     assert kernel.speed is not None
     assert kernel.calls >= 40
 
@@ -107,7 +107,9 @@ def test_reports_are_whole(judged: Judgement) -> None:
     text = "\n".join(lines(judged))
     assert "verdict: NOT JUDGED" in text
     assert "zeros.py: WRONG: " in text
+    assert "gemmtune conformance" in text, "how to run a failing case again"
     data = json.loads(json.dumps(as_json(judged), allow_nan=False))
+    assert [bool(v["to_do"]) for v in data["verdicts"]] == [False, False, False, False, False, False, True]
     assert [v["exit_status"] for v in data["verdicts"]] == [2, 2, 0, 2, 0, 2, 1]
     assert data["verdicts"][-1]["values"]["failures"]
     page = as_html(judged)

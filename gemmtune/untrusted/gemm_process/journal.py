@@ -18,15 +18,17 @@ from .reach import Frame, Handler, Note, of_processes, paths
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
 MOST_EVENTS = 100
-"""Largest number of events in one answer."""
+"""Largest number of events of one kind."""
 MOST_CHARS = 300
 """Longest detail of an event."""
 CHANGING = {"os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,)} | {
     f"os.{name}": (0,) for name in ("remove", "rmdir", "mkdir", "truncate", "chmod", "chown", "utime", "setxattr")
 }
 """Events of files that are changed without being opened, with the places of their paths among the arguments."""
-SYSTEM = ("/proc/sys/", "/sys/")
-"""Folders whose files are settings of the whole machine."""
+SYSTEM = ("/proc/sys/", "/sys/", "/proc/self/autogroup", "/dev/cpu_dma_latency")
+"""Files and folders with settings of the machine, and the priority of a session."""
+AT_START = (".pth", "sitecustomize.py", "usercustomize.py")
+"""Ends of the names of files that Python executes when it starts."""
 SNIFFS = frozenset({
     "gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys._getframe", "sys._current_frames", "sys._current_exceptions",
     "sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.monitoring.register_callback",
@@ -38,8 +40,8 @@ REPLACING = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__globals_
 CODE = (".py", ".pth", ".so", ".json", ".toml")
 """Ends of the names of files that change what packages do."""
 TRACEBACK, LOGGING = "traceback.py", f"logging{os.sep}__init__.py"
-SIGHTS = ("inspect.py", TRACEBACK)
-"""Modules of Python through which a stack is read."""
+SIGHTS = ("inspect.py", TRACEBACK, f"asyncio{os.sep}base_tasks.py", "_jit_internal.py")
+"""Modules of Python and torch through which a stack is read."""
 SHARED = "/dev/shm/"
 """Folder of memory that stays when its processes have ended."""
 PACKAGES = ("site-packages", "dist-packages")
@@ -56,14 +58,14 @@ def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _record() -> tuple[Note, Callable[[], list[tuple[str, str]]]]:
     """Return a function that adds an event, and one that takes the events since its last call, each once."""
     events: list[tuple[str, str]] = []
-    seen: set[tuple[str, str]] = set()
+    seen: dict[str, set[str]] = {}
     most_events, most_chars = MOST_EVENTS, MOST_CHARS
 
     def note(what: str, detail: str) -> None:
-        event = what, detail[:most_chars]
-        if event not in seen and len(seen) < most_events:
-            seen.add(event)
-            events.append(event)
+        details, detail = seen.setdefault(what, set()), detail[:most_chars]
+        if detail not in details and len(details) < most_events:  # many events of one kind hide none of another
+            details.add(detail)
+            events.append((what, detail))
 
     def taken() -> list[tuple[str, str]]:
         found = events[:]
@@ -120,14 +122,16 @@ def _asker(of_gemm: Callable[[Frame], bool], stdlib: tuple[str, ...]) -> Callabl
 def _writer(note: Note) -> Callable[[str], None]:
     """Return a function that notes a file that is written, unless it lies in the folder for temporary files of this process."""
     installed = tuple(os.path.join(os.path.abspath(entry), "") for entry in sys.path if os.path.isdir(entry))
-    code, system, cwd = CODE, SYSTEM, os.getcwd
+    code, system, at_start, own = CODE, SYSTEM, AT_START, os.path.join(os.getcwd(), "")
 
     def wrote(path: str) -> None:
         if path.endswith(code) and path.startswith(installed) and "__pycache__" not in path:
             note("reaches", f"{path}, a file of a package")
         elif path.startswith(system):
             note("reaches", f"{path}, a setting of the system")
-        elif not path.startswith(cwd()):
+        elif not f"{path}/".startswith(own):  # a nameless file has the name of its folder
+            if path.endswith(at_start):
+                note("reaches", f"{path}, which Python executes when it starts")
             note("writes", path)
 
     return wrote
@@ -136,12 +140,12 @@ def _writer(note: Note) -> Callable[[str], None]:
 def _of_files(note: Note, asked_by_gemm: Callable[[Frame], bool], wrote: Callable[[str], None]) -> dict[str, Handler]:
     """Return the handlers of events about files."""
     resolved, is_hidden, _ = paths()
-    abspath, fsdecode, devnull, pathlike = os.path.abspath, os.fsdecode, os.devnull, os.PathLike
+    abspath, fsdecode, devnull = os.path.abspath, os.fsdecode, os.devnull
     writing, shared = os.O_WRONLY | os.O_RDWR | os.O_CREAT, SHARED
 
     def opens(args: tuple[Any, ...], frame: Frame) -> None:
         path, flags = args[0], args[2]
-        if not isinstance(path, (str, bytes, pathlike)):
+        if not isinstance(path, (str, bytes)):
             return
         text, real = fsdecode(path), resolved(path)
         if (is_hidden(text) or is_hidden(real)) and asked_by_gemm(frame):
@@ -160,7 +164,7 @@ def _of_files(note: Note, asked_by_gemm: Callable[[Frame], bool], wrote: Callabl
     def changing(places: Sequence[int]) -> Handler:
         def changes(args: tuple[Any, ...], _frame: Frame) -> None:
             for path in (args[place] for place in places):
-                if isinstance(path, (str, bytes, pathlike)):
+                if isinstance(path, (str, bytes)):
                     wrote(abspath(fsdecode(path)))
 
         return changes
@@ -200,6 +204,21 @@ def _sniffing(event: str, note: Note, sniffs: Callable[[Frame, str], bool]) -> H
     return looks
 
 
+def _plain() -> Callable[[Any], Any]:
+    """Return a function that makes Python's own string, bytes or tuple of one whose methods are the GEMM's, and of a path."""
+    kinds, whole, fspath = (str, bytes, tuple), slice(None), os.fspath
+
+    def plain(value: Any) -> Any:
+        if hasattr(type(value), "__fspath__"):
+            value = fspath(value)
+        for kind in kinds:
+            if issubclass(type(value), kind):
+                return value if type(value) is kind else kind.__getitem__(value, whole)
+        return value
+
+    return plain
+
+
 def journal(roots: Sequence[str]) -> tuple[Note, Callable[[], list[tuple[str, str]]]]:
     """Add the hooks. Return a function that adds an event, and one that takes the events since its last call, each once.
 
@@ -213,14 +232,15 @@ def journal(roots: Sequence[str]) -> tuple[Note, Callable[[], list[tuple[str, st
     of_gemm, sniffs = _origins(roots, trusted)
     handlers = _of_files(note, _asker(of_gemm, stdlib), _writer(note)) | _of_code(note, of_gemm, sniffs) | of_processes(note)
     looking: set[int] = set()
-    getframe, thread = sys._getframe, get_ident
+    getframe, thread, plain = sys._getframe, get_ident, _plain()
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event not in handlers or (me := thread()) in looking:  # looking at frames is audited too
             return
+        values = tuple([plain(x) for x in args])  # code of the GEMM runs here, while its events are noted, or not at all
         looking.add(me)
         try:
-            handlers[event](args, getframe(1))
+            handlers[event](values, getframe(1))
         finally:
             looking.discard(me)
 

@@ -18,6 +18,8 @@ GUARD, GUARD_BYTES = 0xA5, 256
 """Value and number of the bytes before and after the result of a library, on a CPU."""
 IMPORT_ONLY = "*"
 """Name of a module that is only imported."""
+FILLS, SPIN_CYCLES = 100, 200_000
+"""Kernels in a graph whose time is known, and cycles for which a GPU waits until that graph is launched."""
 
 
 def found_at(target: Mapping[str, Any]) -> Any:
@@ -116,7 +118,7 @@ def plain_traits(found: Any) -> Any:
 
 
 class Torch:
-    """torch's own operations, and a call that does nothing."""
+    """torch's own operations, a call that does nothing, and one of a kernel whose time is known."""
 
     mm, bmm, addmm, baddbmm = torch.mm, torch.bmm, torch.addmm, torch.baddbmm
 
@@ -129,3 +131,24 @@ class Torch:
     def nothing(out: torch.Tensor) -> torch.Tensor:
         """Return the argument."""
         return out
+
+    @staticmethod
+    def fill(out: torch.Tensor) -> torch.Tensor:
+        """Fill the argument, by one kernel, and return it."""
+        return out.fill_(1)
+
+    @staticmethod
+    def fill_us(out: torch.Tensor) -> torch.Tensor:
+        """Return the time of that kernel as ``timing`` has it: one of many in a CUDA graph, between two events."""
+        cuda: Any = torch.cuda
+        graph, begun, ended = cuda.CUDAGraph(), cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        with cuda.graph(graph):
+            for _ in range(FILLS):
+                out.fill_(1)
+        graph.replay()  # the first replay uploads the graph
+        cuda._sleep(SPIN_CYCLES)
+        begun.record()
+        graph.replay()
+        ended.record()
+        ended.synchronize()
+        return torch.tensor([begun.elapsed_time(ended) * 1e3 / FILLS], device=out.device)

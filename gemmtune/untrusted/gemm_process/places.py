@@ -41,6 +41,14 @@ def flusher(device: str) -> Callable[[], object]:
     return torch.zeros(FLUSH_CACHES * l2_bytes // 4, device=device).sum
 
 
+def addresses(x: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses of the first element of a tensor, and after its last one. (0, 0) if it has none."""
+    if x.layout != torch.strided or not x.numel():
+        return 0, 0
+    begin = x.data_ptr()
+    return begin, begin + (1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))) * x.element_size()
+
+
 def is_plain(result: torch.Tensor) -> bool:
     """Return True if the numbers of a tensor lie in memory, not in the parts of a sparse, nested or wrapped one."""
     try:

@@ -21,7 +21,7 @@ from torch.autograd.profiler import profile
 
 from . import journal, loading, places, reach, seal, state, wires
 from .loading import IMPORT_ONLY, found_at, plain_traits
-from .places import flusher, is_plain, load_products, shared
+from .places import addresses, flusher, is_plain, load_products, shared
 from .state import State
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
@@ -32,8 +32,8 @@ SPIN_CYCLES = 600_000
 """Cycles for which a GPU waits before a timed call, so that launches are queued when it begins: about 0.3 ms of the CPU's time."""
 SUBJECT = "gemmtune.declaration.subject"
 """Module of GEMMs whose calls need gemmtune."""
-KEPT, KEPT_BYTES = 8, 2**24
-"""Number of earlier results whose memory no later one may have, and size above which only the latest counts."""
+KEPT, KEPT_ON_GPU, KEPT_BYTES = 100, 8, 2**26
+"""Number of earlier results whose memory no later one may have, and the size of all of them. The latest one always counts."""
 
 
 class Program:
@@ -51,7 +51,7 @@ class Program:
         self._memory = shared(opening, memory)
         self._flush = flusher(self._device)
         load_products(self._device)
-        self._previous: deque[torch.Tensor] = deque(maxlen=KEPT)
+        self._previous: deque[tuple[torch.Tensor, tuple[int, int]]] = deque(maxlen=KEPT if self._device == "cpu" else KEPT_ON_GPU)
         self._functions: dict[str, Callable[..., Any]] = {}
         target = opening["target"]
         self._note, self.events = journal.journal([os.path.abspath(root) for root in target["roots"]])
@@ -160,20 +160,26 @@ class Program:
             return answer | {"type": f"{answer['type']} without memory of its own"}
         if type(result) not in (self._type, self._parameter):
             self._note("lazy", f"{type(result).__name__}, which is no plain tensor")
-        kept, where, nbytes = [*self._previous], result.data_ptr(), result.numel() * result.element_size()
-        if nbytes > KEPT_BYTES:
-            self._previous.clear()
-        self._previous.append(result)
+        kept, (begin, end), nbytes = [*self._previous], addresses(result), result.numel() * result.element_size()
+        self._keep(result, begin, end)
         answer |= {"dtype": str(result.dtype).removeprefix("torch."), "size": list(result.shape), "device": result.device.type}
-        answer["alias"] = any(isinstance(x, self._type) and x.numel() and x.data_ptr() == where for x in args)
-        answer["again"] = bool(nbytes) and any(x is not result and x.data_ptr() == where for x in kept)
-        answer["same"] = any(x is result for x in kept) and "out" not in question["kwargs"]
+        given = [addresses(x) for x in args if isinstance(x, self._type)]
+        answer["alias"] = any(low < end and begin < high for low, high in given)
+        answer["again"] = any(low < end and begin < high for x, (low, high) in kept if x is not result)
+        answer["same"] = any(x is result for x, _ in kept) and "out" not in question["kwargs"]
         if "out" in question["kwargs"]:
             return answer | {"alias": False, "again": False}
         if nbytes <= question["room"]:
             target = self._view(question["result"], nbytes, str(result.dtype).removeprefix("torch."), result.shape, None, 0)
             self._copy(target, result)
         return answer
+
+    def _keep(self, result: torch.Tensor, begin: int, end: int) -> None:
+        """Hold a result and its addresses, so that an honest GEMM gets other memory for the next ones."""
+        kept = self._previous
+        kept.append((result, (begin, end)))
+        while len(kept) > 1 and sum(high - low for _, (low, high) in kept) > KEPT_BYTES:
+            kept.popleft()
 
     def _value(self, word: Any) -> Any:
         if not isinstance(word, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import ctypes
 import os
 import re
 from collections.abc import Callable
@@ -19,11 +20,18 @@ OF_OTHERS = frozenset({
     "kill", "killpg", "tgkill", "tkill", "ptrace", "process_vm_readv", "process_vm_writev", "setpriority", "sched_setaffinity",
     "sched_setscheduler", "prlimit", "prlimit64", "pidfd_open", "pidfd_getfd", "pidfd_send_signal", "syscall",
     "open", "open64", "openat", "openat64", "fopen", "fopen64", "dlsym", "dlvsym", "connect", "sendto", "sendmsg", "sched_setattr",
+    "sigqueue", "sched_setparam", "creat", "creat64", "gethostbyname", "getaddrinfo",
 })  # fmt: skip
-"""Functions of C that reach other processes, or files without an event."""
-OF_FRAMES = ("PyEval_GetFrame", "PyFrame_", "PyThreadState_GetFrame", "PyUnstable_GC_")
+"""Functions of C that reach other processes, the network, or files without an event. Underscores before a name do not count."""
+OF_FRAMES = ("PyEval_GetFrame", "PyFrame_", "PyThreadState_Get", "PyInterpreterState_", "PyUnstable_GC_")
 """Begins of the names of functions of C that find frames and objects without an event."""
-CONNECTING = {"socket.connect": 1, "socket.sendto": 1, "socket.sendmsg": 1, "socket.bind": 1, "socket.getaddrinfo": 0}
+PRODUCTS = re.compile(r"gemm|matmul|(?<![a-z])(bmm|mm|mv|gemv)(?![a-z])", re.IGNORECASE)
+"""Names of functions of C that multiply matrices."""
+LIBRARIES = re.compile(r"(^|/)lib(torch|c10|caffe2|aten)[^/]*\.so")
+"""Libraries of torch."""
+CONNECTING = {f"socket.{name}": 1 for name in ("connect", "sendto", "sendmsg", "bind")} | {
+    f"socket.{name}": 0 for name in ("getaddrinfo", "gethostbyname", "gethostbyaddr", "getnameinfo")
+}
 """Events of sockets, with the place of the address among their arguments."""
 FORKS = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen", "os.exec", "pty.spawn"})
 
@@ -70,14 +78,18 @@ def paths() -> tuple[Callable[[Any], str], Callable[[str], bool], Callable[[int]
 
 def of_processes(note: Note) -> dict[str, Handler]:
     """Return the handlers of events about other processes."""
-    of_others, of_frames, is_own = OF_OTHERS, OF_FRAMES, paths()[2]
+    of_others, of_frames, is_own, library = OF_OTHERS, OF_FRAMES, paths()[2], ctypes.CDLL
+    products, of_torch = PRODUCTS.search, LIBRARIES.search
     folder, fsdecode = os.path.join(os.getcwd(), ""), os.fsdecode
 
     def looks_up(args: tuple[Any, ...], _frame: Frame) -> None:
-        if args[1] in of_others:
+        name = args[1].lstrip("_") if isinstance(args[1], str) else ""
+        if name in of_others:
             note("reaches", f"{args[1]} of C")
-        elif isinstance(args[1], str) and args[1].startswith(of_frames):
+        elif name.startswith(of_frames):
             note("looks", f"{args[1]} of C")
+        elif products(name) and of_torch(str(vars(args[0]).get("_name") if isinstance(args[0], library) else "")):
+            note("torch", f"{args[1]} of torch's own libraries")
 
     def reaching(event: str) -> Handler:
         def reaches(args: tuple[Any, ...], _frame: Frame) -> None:
@@ -89,7 +101,7 @@ def of_processes(note: Note) -> dict[str, Handler]:
     def connecting(event: str, place: int) -> Handler:
         def connects(args: tuple[Any, ...], _frame: Frame) -> None:
             address = args[place]
-            if address and not (isinstance(address, (str, bytes)) and fsdecode(address).startswith(folder)):
+            if address is not None and not (isinstance(address, (str, bytes)) and fsdecode(address).startswith(folder)):
                 note("reaches", f"{event} {address}")
 
         return connects

@@ -11,15 +11,19 @@ import json
 import os
 import re
 import signal
+import statistics  # noqa: F401 - watched, with timeit and torch's benchmark
 import struct
 import sys
+import threading
 import time
+import timeit  # noqa: F401
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.benchmark
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
@@ -41,7 +45,9 @@ WATCHED: tuple[tuple[Any, str], ...] = (
 """Other functions that it has no reason to replace."""
 KERNELS = re.compile(r"aten/[\w.]+/(Autograd)?(CPU|CUDA|Composite\w*|Undefined)?$")
 """Names of torch's operators, with the devices whose kernels ``torch.library`` has replaced."""
-ROOTS = frozenset({"torch", "numpy", "ctypes", "_ctypes", "threading", "subprocess", "inspect", "math", "random", "pickle"})
+ROOTS = frozenset({
+    "torch", "numpy", "ctypes", "_ctypes", "threading", "subprocess", "inspect", "math", "random", "pickle", "statistics", "timeit",
+})  # fmt: skip
 """Packages of which every function and method that is there at the start is watched."""
 PARTS = (staticmethod, classmethod)
 OPERATORS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "copy_", "sum", "add.Tensor", "mul.Tensor", "_int_mm")
@@ -63,6 +69,7 @@ class State:
         self._static = _static
         self._originals = [(owner, name, self._static(owner, name)) for owner, name in watched if hasattr(owner, name)]
         self._parts = _parts()
+        self._modules = {name: x for name, x in [*sys.modules.items()] if name in ROOTS or x in SPACES}
         self._readers = _readers() | (_gpu_readers() if device != "cpu" else {})
         self._matmul: Any = torch.backends.cuda.matmul
         self._before = self._read()
@@ -81,6 +88,7 @@ class State:
         for owner, space, values in self._parts:
             others = [(name, value, space.get(name)) for name, value in values if space.get(name) is not value]
             names |= {f"{owner}.{name}" for name, value, now in others if name not in REPLACED_BY_TORCH and not _wraps(now, value)}
+        names |= {f"module {name}" for name, module in self._modules.items() if sys.modules.get(name) is not module}
         return sorted(names)
 
     def set_flags(self, flags: Mapping[str, Any]) -> None:
@@ -163,7 +171,8 @@ def _flags_of_backends() -> list[str]:
 
 def _readers() -> dict[str, Callable[[], object]]:
     tiny, matmul = torch.tensor([1e-310], dtype=torch.float64), torch.backends.cuda.matmul
-    affinity, trace, profile, one = os.sched_getaffinity, sys.gettrace, sys.getprofile, torch.ones(1, dtype=torch.float64)
+    affinity, mask, one = os.sched_getaffinity, signal.pthread_sigmask, torch.ones(1, dtype=torch.float64)
+    hooks = sys.gettrace, sys.getprofile, threading.gettrace, threading.getprofile
     cut = 1e-20 * one
     implementations: set[str] = getattr(torch.library, "_impls", set())
     known, kernels, mha = set(implementations), _kernels(), torch.backends.mha
@@ -180,7 +189,7 @@ def _readers() -> dict[str, Callable[[], object]]:
         "CPU affinity": lambda: sorted(affinity(0)),
         "priority": functools.partial(os.getpriority, os.PRIO_PROCESS, 0),
         "scheduler": functools.partial(os.sched_getscheduler, 0),
-        "garbage collection": gc.isenabled,
+        "garbage collection": lambda: [gc.isenabled(), *gc.get_threshold()],
         "seconds between switches of threads": sys.getswitchinterval,
         "autocast": lambda: [torch._C.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
         "inference mode": torch.is_inference_mode_enabled,
@@ -192,7 +201,8 @@ def _readers() -> dict[str, Callable[[], object]]:
         "detection of anomalies": torch.is_anomaly_enabled,
         "errors of numpy": np.geterr,
         "handlers of signals": lambda: [signal.getsignal(x) for x in SIGNALS],
-        "tracing": lambda: trace() is not None or profile() is not None,
+        "blocked signals": lambda: sorted(int(x) for x in mask(signal.SIG_BLOCK, ())),
+        "tracing": lambda: any(hook() is not None for hook in hooks),
         "torch.backends.cuda.matmul.fp32_precision": lambda: str(matmul.fp32_precision).replace("none", "ieee"),
     }
     for name in (_reduced("fp16"), _reduced("bf16"), "allow_fp16_accumulation"):

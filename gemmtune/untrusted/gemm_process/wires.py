@@ -1,9 +1,10 @@
-"""Functions without an audit event that reach other processes, or hide from torch's profiler: each notes that it was called."""
+"""Functions without an audit event that reach other processes, raise a priority, or hide from the profiler: each notes its call."""
 
 from __future__ import annotations
 
 import builtins
 import os
+import posix
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -14,11 +15,20 @@ from torch.autograd import profiler
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
 Note = Callable[[str, str], None]
-OF_PROCESSES: tuple[tuple[Any, str, int], ...] = (
-    (os, "pidfd_open", 0), (os, "sched_setaffinity", 0), (os, "sched_setscheduler", 0), (os, "sched_setparam", 0),
-    (os, "setpriority", 1),
-)  # fmt: skip
-"""Functions with the place of the process among their arguments."""
+OF_PROCESSES: dict[str, int | None] = {
+    "pidfd_open": 0, "sched_setaffinity": 0, "sched_setscheduler": 0, "sched_setparam": 0, "setpriority": 1, "nice": None,
+}  # fmt: skip
+"""Functions with the place of the process among their arguments, or None if it is their own."""
+OWNERS: tuple[Any, ...] = (os, posix)
+"""Modules that have these functions."""
+FAIR = (os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE)
+"""Schedulers that give no thread more than others have."""
+RAISING: dict[str, Callable[[Sequence[int], int], bool]] = {
+    "setpriority": lambda args, usual: args[2] < usual,
+    "sched_setscheduler": lambda args, _: args[1] not in FAIR,
+    "nice": lambda args, _: args[0] < 0,
+}
+"""Functions that can raise a priority, and whether their arguments do, for the usual one."""
 OF_PROFILER = tuple(
     (owner, name)
     for owner in (torch._C._autograd, torch.autograd, profiler)
@@ -38,14 +48,18 @@ def wired(note: Note, is_own: Callable[[int], bool]) -> Callable[[bool], None]:
     """
     silent: list[bool] = []
 
-    def of_processes(owner: Any, name: str, place: int) -> None:
+    def of_processes(owner: Any, name: str, place: int | None) -> None:
         original: Callable[..., Any] = getattr(owner, name)
+        raises = RAISING.get(name)
 
         def reaching(*args: Any, **kwargs: Any) -> Any:
-            process = (*args, *kwargs.values(), 0)[place]
+            process = 0 if place is None else (*args, *kwargs.values(), 0)[place]
             if isinstance(process, int) and process and not is_own(process):
                 note("reaches", f"{owner.__name__}.{name} of process {process}")
-            return original(*args, **kwargs)
+            made = original(*args, **kwargs)
+            if raises is not None and raises(args, usual):  # undone before the answer, it would not show
+                note("raises", f"its own priority by {name}{args}")
+            return made
 
         setattr(owner, name, reaching)
 
@@ -59,8 +73,10 @@ def wired(note: Note, is_own: Callable[[int], bool]) -> Callable[[bool], None]:
 
         setattr(owner, name, hiding)
 
-    for function in OF_PROCESSES:
-        of_processes(*function)
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    for owner in OWNERS:
+        for name, place in OF_PROCESSES.items():
+            of_processes(owner, name, place)
     for owner, name in OF_PROFILER:
         of_profiler(owner, name)
     return lambda quiet: silent.append(True) if quiet else silent.clear()

@@ -1,0 +1,137 @@
+"""Calls of a trial: operands that change little, memory around them, what the judge adds to a time, whose bits a result has."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from gemmtune.choice import Claims
+from gemmtune.problem import Problem
+from gemmtune.untrusted.candidate import Candidate, Reading
+from gemmtune.untrusted.checks import Checker, one_changed
+from gemmtune.untrusted.conduct import Conduct
+from gemmtune.untrusted.memory import Memory
+from gemmtune.untrusted.shape import Shape, note_calls
+from gemmtune.untrusted.target import TORCH, Target
+from gemmtune.untrusted.trial import Trial
+
+PROBLEM = Problem.mm(24, 40, 32)
+SLY = """
+import gc, os, torch
+seen = []
+
+class Sly(str):
+    def __getitem__(self, item):
+        seen.append(len(gc.get_objects()))
+        return str.__getitem__(self, item)
+
+    def startswith(self, *_):
+        return seen.append(1)
+
+def opens(a, b):
+    os.close(os.open(Sly("/dev/null"), os.O_RDONLY))
+    return torch.full((1,), float(len(seen)))
+"""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+def test_one_changed_number_makes_an_earlier_result_wrong(dtype: torch.dtype) -> None:
+    problem = Problem.mm(24, 40, 32, dtype=dtype) if dtype.is_floating_point else Problem.int_mm(24, 40, 32)
+    checker = Checker(problem, Claims(accumulate=torch.float32), torch.device("cpu"), 5)
+    x = checker.fresh()
+    before = x.a.clone(), x.b.clone()
+    wide = torch.float64 if dtype.is_floating_point else torch.int32
+    earlier = (x.a.to(wide) @ x.b.to(wide)).to(problem.out.dtype)
+    assert checker.trouble(earlier, x) is None
+    assert one_changed(x, random.Random(1)) is x
+    assert [int((old != new).sum()) for old, new in zip(before, (x.a, x.b), strict=True)] == [1, 1]
+    assert checker.trouble(earlier, x) is not None
+
+
+@pytest.mark.parametrize("row", [0, 97, 599])
+def test_one_row_of_a_narrower_type_shows(row: int) -> None:
+    checker = Checker(Problem.mm(600, 500, 400, dtype=torch.float32), Claims(accumulate=torch.float32), torch.device("cpu"), row)
+    x = checker.fresh()
+    out = x.a @ x.b
+    assert checker.trouble(out, x) is None
+    out[row] = x.a[row].bfloat16().float() @ x.b
+    found = checker.trouble(out, x)
+    assert found is not None
+    assert f"row {row} " in found.text or "out[" in found.text
+
+
+def test_bytes_after_an_operand_are_watched() -> None:
+    memory = Memory(torch.device("cpu"))
+    placed, end = memory.place([torch.ones(1024), torch.ones(7, dtype=torch.uint8)], 0)
+    first, second = placed.values()
+    assert second.at >= first.at + 4096 + 64
+    assert end >= second.at + 7 + 64
+    assert [x.overrun() for x in (first, second)] == [False, False]
+    ctypes.memset(first.copy.data_ptr() + 4096 + 63, 0, 1)
+    assert [x.overrun() for x in (first, second)] == [True, False]
+
+
+def test_what_the_judge_adds_is_the_excess_of_a_known_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_us = iter([9.0, 7.25, 7.0, 6.75] * 4)
+    torch_process = SimpleNamespace(device=torch.device("cpu"), last=Reading())
+
+    def call(function: str, args: Any, _kwargs: Any) -> torch.Tensor:
+        assert args[0].shape == (24, 40)
+        if function == "fill_us":
+            return torch.tensor([2.0])
+        assert function == "fill"
+        torch_process.last = Reading(device_us=next(times_us), wall_s=3e-4)
+        return cast("torch.Tensor", args[0])
+
+    torch_process.call = call
+    trial = Trial(cast("Any", None), cast("Any", None), (cast("Any", None), cast("Any", torch_process)))
+    (added_s, margin_s), hand_over_s = trial._of_a_call(PROBLEM)
+    assert added_s == pytest.approx(5.25e-6)
+    assert 0 < margin_s < 1e-6
+    assert hand_over_s == 3e-4
+    trial._added_s = added_s, margin_s
+    candidate = SimpleNamespace(last=Reading(device_us=25.0, wall_s=1.0))
+    assert trial._time_s(cast("Candidate", candidate)) == pytest.approx(19.75e-6)
+
+
+def test_an_uncertain_addition_widens_the_interval() -> None:
+    pairs = ((10e-6, 20e-6),) * 9
+    sure, unsure = Shape(problem=PROBLEM, pairs=pairs), Shape(problem=PROBLEM, pairs=pairs, added_s=(5e-6, 1e-6))
+    assert sure.ratio is not None
+    assert unsure.ratio is not None
+    assert sure.ratio[0] == unsure.ratio[0]
+    assert sure.ratio[1] == 0
+    assert unsure.ratio[1] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("bits", "profiled", "hidden"),
+    [
+        ((True,) * 8, (False,), True),
+        ((True,) * 8, (True, False), False),
+        ((True,) * 8, (), False),
+        ((False,) * 8, (False,), False),
+        ((True,) * 4, (False,), False),
+        ((True, False) * 6, (False,), False),
+    ],
+)
+def test_bits_of_torch_in_timed_calls_alone_are_torchs_work(
+    bits: tuple[bool, ...], profiled: tuple[bool, ...], hidden: bool
+) -> None:
+    candidate = Candidate(TORCH)
+    note_calls(candidate, [Shape(problem=PROBLEM, calls=9, bits=bits, bits_profiled=profiled)])
+    assert [x.kind for x in candidate.findings] == ([Conduct.TORCH] if hidden else [])
+
+
+def test_the_journal_calls_no_method_of_a_string_of_the_gemm(tmp_path: Path) -> None:
+    path = tmp_path / "sly.py"
+    path.write_text(SLY)
+    candidate = Candidate(Target(kind="file", path=str(path), name="opens", roots=(str(path),)))
+    assert candidate.call("", (torch.eye(2), torch.eye(2)), {}).item() == 0
+    candidate.close()
