@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import gemmtune
-from gemmtune import settings
+from gemmtune import settings, untrusted
 from gemmtune.backends.own.choice import OwnChoice
 from gemmtune.backends.own.targets import loaded
 from gemmtune.choice import Status
@@ -92,3 +93,23 @@ def test_nobody_cuts_off_the_memory_of_operands() -> None:
         with pytest.raises(PermissionError):
             os.ftruncate(shared.fd, size)
     assert int(shared.bytes[-1]) == 0
+
+
+ASKS = """
+import sys, torch
+asked = []
+for owner in (torch.cuda, torch.accelerator, torch._C):
+    for name in ("is_available", "device_count", "_lazy_init", "_cuda_getDeviceCount", "_cuda_init"):
+        if hasattr(owner, name):
+            setattr(owner, name, lambda *args, name=name: asked.append(name) or 0)
+sys.path.insert(0, sys.argv[1])
+import gemm_process.first
+print(asked)
+"""
+
+
+def test_the_first_process_asks_for_no_gpu() -> None:
+    """After such a question CUDA starts in no fork of it."""
+    folder = Path(untrusted.__file__).parent
+    ran = subprocess.run([sys.executable, "-c", ASKS, str(folder)], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"

@@ -7,6 +7,7 @@ says is believed: the caller reads results out of its own memory, and its own cl
 from __future__ import annotations
 
 import builtins
+import importlib
 import json
 import os
 import struct
@@ -51,6 +52,8 @@ class Program:
         self._memory = shared(opening, memory)
         self._flush = flusher(self._device)
         load_products(self._device)
+        # It is watched too. Its import asks for GPUs, after which no fork of the first process could use one.
+        importlib.import_module("torch.utils.benchmark")
         self._previous: deque[tuple[torch.Tensor, tuple[int, int]]] = deque(maxlen=KEPT if self._device == "cpu" else KEPT_ON_GPU)
         self._functions: dict[str, Callable[..., Any]] = {}
         target = opening["target"]

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import signal
-import statistics  # noqa: F401 - watched, with timeit and torch's benchmark
+import statistics  # noqa: F401 - watched, with timeit
 import struct
 import sys
 import threading
@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.utils.benchmark
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
