@@ -40,7 +40,7 @@ from gemmtune.version import __version__
 
 FOLDS = (("llama",), ("qwen",), ("gemma",), ("phi", "granite", "olmo"))
 """Beginnings of the families that are left out together."""
-MEMBERS, TREES, DEPTH, RATE = 3, 200, 5, 0.15
+MEMBERS, TREES, DEPTH, RATE, SHRINKAGE = 3, 200, 5, 0.15, 0.25
 INTERVALS = (1, 16, 64, 512)
 """Ends of the intervals of rows whose problems count alike."""
 MOST_NAMES = 24
@@ -178,7 +178,7 @@ def _forest(known: Sequence[Measured]) -> Forest:
         counts = np.concatenate([drawn[x.weight] * (x.times_us.min() / x.times_us) ** 2 / alike[_alike(x)] for x in parts])
         model = HistGradientBoostingRegressor(
             max_iter=TREES, max_depth=DEPTH, max_leaf_nodes=2**DEPTH, learning_rate=RATE, min_samples_leaf=8,
-            early_stopping=False, random_state=seed,
+            l2_regularization=SHRINKAGE, early_stopping=False, random_state=seed,
         )  # fmt: skip
         members.append(model.fit(np.concatenate([x.table for x in parts]), targets, sample_weight=counts))
     return as_arrays(members)
