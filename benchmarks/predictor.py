@@ -40,7 +40,7 @@ from gemmtune.version import __version__
 
 FOLDS = (("llama",), ("qwen",), ("gemma",), ("phi", "granite", "olmo"))
 """Beginnings of the families that are left out together."""
-MEMBERS, TREES, DEPTH, RATE = 5, 60, 5, 0.15
+MEMBERS, TREES, DEPTH, RATE, SHRINKAGE = 3, 200, 5, 0.15, 0.25
 INTERVALS = (1, 16, 64, 512)
 """Ends of the intervals of rows whose problems count alike."""
 MOST_NAMES = 24
@@ -53,6 +53,8 @@ The best choices of dense weights that were left out gain 0.06 octaves more than
 SHIPPED = 3
 """Choices of each problem that are shipped, besides torch's."""
 OVERLAP = re.compile(r"_pdl\d*")
+LONG_US = 100.0
+"""Time from which overlap saves less than measurements differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +97,14 @@ class Measured:
 
 
 def measured(paths: Sequence[str], families: Mapping[tuple[int, int], Sequence[str]]) -> list[Measured]:
-    """Return the problems of the stores that can be predicted. Of two rows of one choice, the later store's counts."""
+    """Return the problems of the stores that can be predicted. Of two rows of one choice, the later store's describes it."""
     groups: dict[tuple[str, str], dict[str, Row]] = collections.defaultdict(dict)
+    every: dict[tuple[str, str], list[Row]] = collections.defaultdict(list)
     for path in paths:
         for row in Store.open(path, read_only=True).every_row():
             if row.time_us is not None and Described.of(row.name, row.info) is not None:
                 groups[row.scope][row.name] = row
+                every[row.scope].append(row)
     saved_us = overlap_us(x.values() for x in groups.values())
     click.echo(f"overlap saves {saved_us:.2f} µs")
     found = []
@@ -121,12 +125,27 @@ def measured(paths: Sequence[str], families: Mapping[tuple[int, int], Sequence[s
                 device=device,
                 families=tuple(families.get((problem.n, problem.k), ())),
                 rows=rows,
-                times_us=np.array([row.time_us + extra * bool(OVERLAP.search(row.name)) for row in rows]),
+                times_us=pooled_us(rows, every[key, machine], extra),
                 table=features(problem, device, [x for row in rows if (x := Described.of(row.name, row.info)) is not None]),
                 origin=origin,
             )
         )
     return found
+
+
+def pooled_us(rows: Sequence[Row], every: Sequence[Row], extra_us: float) -> np.ndarray:
+    """Return the median time of each choice without overlap. Long kernels that differ only in their overlap are one.
+
+    Clock rates change between measurements: of two times of one kernel of over 200 µs, one pair in ten differs by 13% or more.
+    """
+    own, alike = collections.defaultdict[str, list[float]](list), collections.defaultdict[str, list[float]](list)
+    for row in every:
+        for times, name in ((own, row.name), (alike, OVERLAP.sub("", row.name))):
+            times[name].append(row.time_us + extra_us * bool(OVERLAP.search(row.name)))
+    long = [row.time_us >= LONG_US for row in rows]
+    return np.array(
+        [statistics.median(alike[OVERLAP.sub("", x.name)] if y else own[x.name]) for x, y in zip(rows, long, strict=True)]
+    )
 
 
 def overlap_us(groups: Any) -> float:
@@ -159,7 +178,7 @@ def _forest(known: Sequence[Measured]) -> Forest:
         counts = np.concatenate([drawn[x.weight] * (x.times_us.min() / x.times_us) ** 2 / alike[_alike(x)] for x in parts])
         model = HistGradientBoostingRegressor(
             max_iter=TREES, max_depth=DEPTH, max_leaf_nodes=2**DEPTH, learning_rate=RATE, min_samples_leaf=8,
-            early_stopping=False, random_state=seed,
+            l2_regularization=SHRINKAGE, early_stopping=False, random_state=seed,
         )  # fmt: skip
         members.append(model.fit(np.concatenate([x.table for x in parts]), targets, sample_weight=counts))
     return as_arrays(members)
@@ -197,12 +216,12 @@ def as_arrays(members: Sequence[HistGradientBoostingRegressor]) -> Forest:
 
 
 def portfolio(known: Sequence[Measured]) -> Portfolio:
-    """Return Triton's choices that add the most over CUDA's listed ones, and the sizes at which each kernel was measured."""
+    """Return the choices that add the most over CUDA's listed ones, and the sizes at which each kernel was measured."""
     gains, reached, names = [], [], list[str]()
     for x in known:
         at = dict(zip((row.name for row in x.rows), np.log2(x.times_us[x.torch] / x.times_us), strict=True))
         reached.append(max(gain for row, gain in zip(x.rows, at.values(), strict=True) if row.baseline or listed(row)))
-        gains.append({name: gain for name, gain in at.items() if name.startswith("triton:")})
+        gains.append({row.name: at[row.name] for row in x.rows if not row.baseline and not listed(row)})
     while len(names) < MOST_NAMES:
         added: dict[str, float] = collections.defaultdict(float)
         for before, at in zip(reached, gains, strict=True):
@@ -232,7 +251,9 @@ def chosen(x: Measured, forests: Mapping[str, Forest], known: Portfolio) -> tupl
     times = forests[x.group](x.table).astype(np.float64)
     gains: np.ndarray = times[:, x.torch : x.torch + 1] - times
     likely = known.likely(gains, x.problem.m)
-    offered = np.array([(row.name in known.names or listed(row)) and known.supports(row.name, x.problem) for row in x.rows])
+    kernels = {kernel_of(row.name) for row in x.rows if listed(row)}
+    named = [row.name in known.names and (kernel_of(row.name) in kernels or not row.name.startswith("cuda:")) for row in x.rows]
+    offered = np.array([(y or listed(row)) and known.supports(row.name, x.problem) for row, y in zip(x.rows, named, strict=True)])
     best = int(np.where(offered, likely, -np.inf).argmax())
     if not offered.any():
         return x.ruled(), False

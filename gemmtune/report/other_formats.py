@@ -37,7 +37,8 @@ def inductor_table(rows: Iterable[Row]) -> dict[str, list[Entry]]:
     """Return the entries for each plain mm and bmm on a GPU, by the key that Inductor computes for a graph's product.
 
     torch's own operation is the first. Inductor's template follows with the tile, warps and stages of up to ``MOST_CONFIGS`` of our
-    kernels that beat it, the fastest first. A graph that is compiled measures the entries and takes the fastest; a tie is torch's.
+    kernels that beat it, the fastest first. No tile is larger than the product: Inductor's template reads rows and columns again
+    to fill it, where ours reads nothing. A graph that is compiled measures the entries and takes the fastest; a tie is torch's.
     A single entry is taken unmeasured. The latest measurement counts where several machines or versions have one.
     """
     table: dict[str, list[Entry]] = {}
@@ -68,17 +69,20 @@ def _entries(known: Known, problem: Problem) -> list[Entry]:
     torch_us = min((us for us, row in timed if row.baseline), default=math.inf)
     entries: list[Entry] = []
     for us, row in sorted(timed, key=lambda x: x[0]):
-        if us < torch_us and _is_templates(row.info) and (entry := _template(problem, row.info)) not in entries:
+        if us < torch_us and _is_templates(row.info, problem) and (entry := _template(problem, row.info)) not in entries:
             entries.append(entry)
     return [{"template_id": f"aten::{problem.op}"}, *entries[:MOST_CONFIGS]] if timed else []
 
 
-def _is_templates(info: Mapping[str, Any]) -> bool:
-    """Return True for a kernel of the mm template, launched as Inductor launches its own.
+def _is_templates(info: Mapping[str, Any], problem: Problem) -> bool:
+    """Return True for a kernel of the mm template that reads and is launched as Inductor's own.
 
     Inductor's has no split-K, no swapped or padded operands, and no launch that overlaps the previous kernel.
     """
-    return info.get("template") == "mm" and info.get("splits", 1) == 1 and not any(info.get(word) for word in _NOT_INDUCTORS)
+    if info.get("template") != "mm" or info.get("splits", 1) != 1 or any(info.get(word) for word in _NOT_INDUCTORS):
+        return False
+    block_m, block_n, _ = info["tile"]
+    return bool(block_m <= problem.m and block_n <= problem.n)
 
 
 def _template(problem: Problem, info: Mapping[str, Any]) -> Entry:

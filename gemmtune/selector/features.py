@@ -32,9 +32,10 @@ SM_TFLOPS = 7.4
 LAUNCH_US = 2.0
 
 NAMES = (
-    "family", "block_m", "block_n", "block_k", "stages", "warps", "splits", "cluster", "pdl", "group_m", "unrolled", "swap",
-    "m", "n", "k", "bits", "scale_block", "zero", "memory_us", "multiply_us", "cache",
+    "family", "block_m", "block_n", "block_k", "stages", "warps", "splits", "cluster", "parts", "per_sm", "pdl", "group_m",
+    "unrolled", "swap", "m", "n", "k", "bits", "scale_block", "zero", "memory_us", "multiply_us", "cache",
     "waves", "tail", "filled_m", "filled_n", "steps", "traffic", "partials", "in_flight",
+    "multiply_path", "read_path", "path",
 )  # fmt: skip
 """Features in the order of the columns. A model is valid for these only."""
 
@@ -50,6 +51,8 @@ class Described:
     family: str
     tile: tuple[int, int, int]
     info: Mapping[str, Any]
+    per_sm: int = 1
+    """Blocks that one multiprocessor runs concurrently."""
 
     @classmethod
     def of(cls, name: str, info: Mapping[str, Any]) -> Described | None:
@@ -62,7 +65,18 @@ class Described:
         block_m, block_n, block_k = tile if isinstance(tile, (list, tuple)) and len(tile) == 3 else (1, 1, 1)
         if info.get("swap_ab") and family in ("triton:mm swapped", "cuda:cluster"):
             block_m, block_n = block_n, block_m
-        return cls(family=family, tile=(int(block_m), int(block_n), int(block_k)), info=info)
+        per_sm = 2 if backend == "cuda" and "_r2" in rest else 1
+        return cls(family=family, tile=(int(block_m), int(block_n), int(block_k)), info=info, per_sm=per_sm)
+
+    @property
+    def parts(self) -> float:
+        """Blocks that divide the K of one tile. The warps of a block may divide theirs too, and count in ``splits`` alone."""
+        return self.number("cluster_k") or (1.0 if self.family == "cuda:gemv" else self.number("splits", 1))
+
+    @property
+    def balances(self) -> bool:
+        """True if persistent blocks divide the last tiles, so that none waits for the others."""
+        return self.family == "cuda:wgmma_stream" and not self.info.get("whole")
 
     def number(self, name: str, otherwise: float = 0.0) -> float:
         value = self.info.get(name)
@@ -144,24 +158,31 @@ def features(problem: Problem, device: DeviceInfo, choices: Sequence[Described])
         math.log2(n * k * bits / 8 / device.l2_bytes),
     ]  # fmt: skip
     block_m, block_n, block_k, stages = (own[:, i] for i in range(1, 5))
-    splits = np.maximum(own[:, 6], 1)
+    splits, parts, per_sm = (np.maximum(own[:, i], 1) for i in (6, 8, 9))
     tiles_m, tiles_n = np.ceil(m / block_m), np.ceil(n / block_n)
     blocks = np.maximum(own[:, 7], 1)
-    waves = tiles_m * tiles_n * splits / np.array([placed(device.sm_count, int(x)) for x in blocks])
+    waves = tiles_m * tiles_n * parts / np.array([placed(device.sm_count, int(x)) for x in blocks]) / per_sm
     line_bytes = block_m * problem.dtype.itemsize + block_n * bits / 8
     traffic = tiles_m * tiles_n * k * line_bytes * 1e-3 / MEMORY_GBPS[device.name]
     partials = np.where(splits > 1, tiles_m * tiles_n * splits * block_m * block_n * 8e-3 / MEMORY_GBPS[device.name], 0.0)
+    steps = np.ceil(k / (block_k * parts))
+    rounds = np.where([x.balances for x in choices], waves, np.ceil(waves))
+    summed = rounds * per_sm * steps * block_k  # along K, by one multiprocessor
+    multiply_path = summed * block_m * block_n * 2e-6 / SM_TFLOPS
+    read_path = summed * line_bytes * device.sm_count * 1e-3 / MEMORY_GBPS[device.name]
+    paths = (multiply_path, read_path, np.maximum(multiply_path, read_path))
     derived = [
         np.log2(np.maximum(waves, 1e-3)),
         waves / np.ceil(np.maximum(waves, 1e-3)),
         m / (tiles_m * block_m),
         n / (tiles_n * block_n),
-        np.log2(np.maximum(k / (block_k * splits), 0.25)),
+        np.log2(steps),
         np.log2(traffic + 0.1),
         np.log2(partials + 0.1),
         np.log2(line_bytes * block_k * np.maximum(stages - 1, 1)),
+        *(np.log2(path / floor_us(problem, device) + 0.01) for path in paths),
     ]
-    own[:, 1:8] = np.log2(np.maximum(own[:, 1:8], 1))
+    own[:, 1:10] = np.log2(np.maximum(own[:, 1:10], 1))
     return np.column_stack([own, np.tile(same, (len(choices), 1)), *derived]).astype(np.float32)
 
 
@@ -170,4 +191,4 @@ def _own(x: Described) -> list[float]:
     numbers = (x.number(name, least) for name, least in (("stages", 1), ("warps", 1), ("splits", 1), ("cluster", 1)))
     pdl = 2 if x.number("prefetch_stages") else x.number("pdl")
     more = pdl, x.number("group_m", 8), x.number("steps", 1), x.number("swap_ab")
-    return [FAMILIES.index(x.family), *x.tile, *numbers, *more]
+    return [FAMILIES.index(x.family), *x.tile, *numbers, x.parts, x.per_sm, *more]

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..backends.table import TEMPLATES
-from ..choice import Choice
-from ..filters import filtered
+from ..choice import Choice, Offers
+from ..filters import filtered, uncapped
 from ..problem import Problem
 from ..settings import Settings
 from .features import kernel_of, kind_of
@@ -76,15 +76,21 @@ def shipped_gains(work: Work, problem: Problem, shipped: Shipped) -> dict[Choice
 
 
 def known_choices(work: Work, problem: Problem, predictor: Predictor) -> dict[str, Choice]:
-    """Return the choices for a problem that were measured near it: the predictor's by name, and those that CUDA lists quickly."""
+    """Return the choices for a problem that were measured near it: those that CUDA lists quickly, and the predictor's by name.
+
+    Of CUDA's the predictor names other launches of listed kernels. Finding them by name alone takes 5 ms each.
+    """
     portfolio = predictor.portfolios.get(kind_of(problem))
     if portfolio is None or not predictor.knows(problem, work.device):
         return {}
-    names = [name for name in portfolio.names if portfolio.supports(name, problem)]
-    found = [named_choice(name, name.split(":", maxsplit=1)[0], problem, work.device, work.settings) for name in names]
+    names = {name: name.split(":", maxsplit=1)[0] for name in portfolio.names if portfolio.supports(name, problem)}
+    found = [named_choice(x, backend, problem, work.device, work.settings) for x, backend in names.items() if backend != LISTED]
     near = any(portfolio.supports(kernel, problem) for kernel in portfolio.measured if kernel.startswith(LISTED))
     listed = offered_by(LISTED, work, problem) if near else ()
-    return {c.name: c for c in (*found, *listed) if c is not None and portfolio.supports(c.name, problem)}
+    kernels = {kernel_of(name) for name, backend in names.items() if backend == LISTED}
+    varied = [v for c in listed if kernel_of(c.name) in kernels for v in c.launch_variants() if v.name in names]
+    passed = filtered(Offers(choices=tuple(varied)), uncapped(work.settings), templates=TEMPLATES).choices
+    return {c.name: c for c in (*found, *listed, *passed) if c is not None and portfolio.supports(c.name, problem)}
 
 
 def baseline_of(work: Work, problem: Problem) -> Choice | None:

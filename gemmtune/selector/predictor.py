@@ -70,7 +70,7 @@ class Forest:
 log = logging.getLogger("gemmtune")
 
 FILE = Path(__file__).parents[1] / "data" / "predictor.npz"
-VERSION = 2
+VERSION = 3
 DAMAGES = (
     BadZipFile, zlib.error, struct.error, LookupError, TypeError, AttributeError, OSError, EOFError, UnicodeDecodeError,
     ArithmeticError, MemoryError, RuntimeError,

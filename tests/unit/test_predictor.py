@@ -21,10 +21,11 @@ from gemmtune.device import preset
 from gemmtune.errors import StoreError
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector import defaults, predicted, predictor, shipped, trials
-from gemmtune.selector.features import NAMES, Described, features, kernel_of, why_unknown
+from gemmtune.selector.features import NAMES, SM_TFLOPS, Described, features, floor_us, kernel_of, why_unknown
 from gemmtune.selector.offers import named_choice, offers_for
 from gemmtune.selector.predictor import Forest
 from gemmtune.selector.progress import Progress
+from gemmtune.selector.range_work import Work
 
 H200 = dataclasses.replace(preset("sm90"), name="NVIDIA H200", l2_bytes=60 * 2**20)
 H100 = dataclasses.replace(preset("sm90"), name="NVIDIA H100 80GB HBM3")
@@ -231,6 +232,37 @@ def test_features_of_kernels_with_one_stage_are_finite():
     found = features(problem, H200, [x for x in described if x is not None])
     assert len(found) == 3
     assert np.isfinite(found).all()
+
+
+def test_features_count_the_rounds_of_the_busiest_multiprocessor():
+    problem, tile = few_bits(1024, 4096, 4096), (256, 128, 128)  # 4 x 32 tiles, 32 steps of K
+    names = {
+        "cuda:wgmma_i4_256x128x128_s3_w2t1b4_k2_pdl3": {"cluster": 2, "cluster_k": 2, "splits": 2},
+        "cuda:skinny_i4_256x128x128_s3_w4x2_k2": {"cluster": 2, "cluster_k": 2, "splits": 4},  # warps divide K too
+        "cuda:wgmma_i4_256x128x128_s3_w1t1b4_r2_k1_pdl3": {"splits": 1},
+        "cuda:gemv_i4_256x128x128_s2_w8": {"splits": 16},
+        "cuda:wgmma_stream_i4_256x128x128_s3_w2t1b4_b132_whole": {"whole": True, "splits": 1},
+        "cuda:wgmma_stream_i4_256x128x128_s3_w2t1b4_b132": {"whole": False, "splits": 2, "cluster_k": 1},
+    }
+    described = [Described.of(name, {"tile": tile, **info}) for name, info in names.items()]
+    assert [(x.parts, x.per_sm, x.balances) for x in described] == [
+        (2, 1, False), (2, 1, False), (1, 2, False), (1, 1, False), (1, 1, False), (1, 1, True),
+    ]  # fmt: skip
+    rounds = [2 / 2, 2 / 2, 2, 1, 1, 128 / 132]  # of whole tiles, times the share of K that a block has
+    found = features(problem, H100, described)[:, NAMES.index("multiply_path")]
+    one_us = 4096 * 256 * 128 * 2e-6 / SM_TFLOPS
+    assert np.allclose(found, [np.log2(x * one_us / floor_us(problem, H100) + 0.01) for x in rounds], atol=1e-3)
+
+
+def test_other_launches_of_listed_kernels_are_known_and_filtered():
+    model, found = predictor.shipped_predictor(), {}
+    for now in (GPU_BACKENDS, dataclasses.replace(GPU_BACKENDS, choice_denylist_regex="_whole$")):
+        work = Work(row_classes(few_bits())[0], range(1, 8193), H100, now, 0.0, Progress())
+        found[now] = {name for m in predicted.ROWS for name in predicted.known_choices(work, work.rows_class.at(m), model)}
+    every, fewer = found.values()
+    named = {name for name in model.portfolios["int4"].names if name.startswith("cuda:")}
+    assert len(named & every) > len(named) / 2
+    assert {name for name in every if name.endswith("_whole")} == every - fewer != set()
 
 
 @pytest.mark.parametrize(("time_us", "valid"), [(0, False), (-1.0, False), (1e-3, True), (1e9 - 1, True), (1e9, False)])
