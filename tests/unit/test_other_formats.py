@@ -47,7 +47,7 @@ ATEN = {"template_id": "aten::mm"}
 
 def test_inductor_entries_are_torchs_and_the_templates_that_beat_it():
     shape = {"layout": "nt", **GPU}
-    problems = [Problem.mm(m, 64, 96, **shape) for m in (1, 2, 3)]
+    problems = [Problem.mm(m, 64, 96, **shape) for m in (16, 32, 48)]
     faster = [(f"c{us}", us, tile(16, 64, 64, warps=warps)) for us, warps in ((9.0, 8), (6.0, 2), (7.0, 1), (5.0, 4))]
     rows = [
         *measured(problems[0], *faster, ("b", 4.0, tile(16, 64, 32, splits=2)), ("again", 5.5, tile(16, 64, 64))),
@@ -57,6 +57,8 @@ def test_inductor_entries_are_torchs_and_the_templates_that_beat_it():
             ("padded", 5.0, tile(16, 64, 64, padded=["a"])),
             ("d", 3.0, {"tile": [64, 64, 64], "cluster": 2}),
             ("slower", 10.5, tile(16, 64, 64)),
+            ("larger than the rows", 5.0, tile(64, 64, 64)),
+            ("larger than the columns", 5.0, tile(16, 128, 64)),
         ),
         *measured(problems[2], ("e", 5.0, tile(32, 64, 32))),
         *measured(Problem.addmm(4, 64, 96, **GPU), ("f", 5.0, tile(16, 64, 64))),
@@ -69,7 +71,7 @@ def test_inductor_entries_are_torchs_and_the_templates_that_beat_it():
     derived = {"EVEN_K": False, "ACC_TYPE": "tl.float32", "USE_FAST_ACCUM": False}
     assert first[:2] == [ATEN, {"template_id": "triton::mm", **derived, **options}], "torch's operation is first and wins a tie"
     assert [entry["num_warps"] for entry in first[1:]] == [4, 2, 1], "three, the fastest first, each once"
-    assert second == [ATEN], "split-K, swapped or padded operands, overlap and clusters have no template"
+    assert second == [ATEN], "split-K, swapped or padded operands, overlap, clusters and larger tiles have no template"
     assert third[1]["EVEN_K"], "96 is whole blocks of 32"
 
 
