@@ -139,7 +139,8 @@ def test_search_offers_configs_that_were_fastest_on_h200(problem: Problem, wante
         ("cluster", mm(16, 6144, 1024), "default", "K is 1024, tried from 4096 on"),
         ("cluster", mm(16, 28672, 8192), "default", "the result has 448 tiles of 64x64, tried with up to 66"),
         ("cluster", mm(128, 128, 4096), "quick", "K is 4096, tried from 8192 on"),
-        ("stream", mm(96, 8192, 8192), "default", "a has 96 rows, tried from 97 to 1536"),
+        ("stream", mm(96, 4096, 7168), "default", "a has 96 rows, tried from 97 to 1536"),
+        ("stream", mm(31, 8192, 8192), "default", "a has 31 rows, tried from 32 to 1536"),
         ("stream", mm(512, 1000, 8192), "default", "b has 16384000 bytes, tried from 16777216 on"),
         (
             "stream",

@@ -43,6 +43,8 @@ LEAST_ROWS, MOST_ROWS = 97, 1536
 """Rows of a between which a search tries the kernel. With fewer, other families are faster, and with more torch is as fast."""
 LEAST_BYTES = 2**24
 """Minimum size of b that a search tries. Smaller products were not measured."""
+LEAST_ROWS_OF_LARGE = 32
+"""Rows of a from which a search tries the kernel if b has LARGE_BYTES."""
 MANY_ROWS, LONG_K, LARGE_BYTES = 400, 7168, 2**26
 """Rows of a, length of K and size of b, one of which must be exceeded or reached. Below all, torch fills one wave as well."""
 
@@ -90,8 +92,9 @@ class Stream(Family[Config]):
         if search == "exhaustive":
             return None
         m, b_bytes = problem.m, problem.n * problem.k * problem.b.dtype.itemsize
-        if not LEAST_ROWS <= m <= MOST_ROWS:
-            return f"a has {m} rows, tried from {LEAST_ROWS} to {MOST_ROWS}"
+        least = LEAST_ROWS_OF_LARGE if b_bytes >= LARGE_BYTES else LEAST_ROWS
+        if not least <= m <= MOST_ROWS:
+            return f"a has {m} rows, tried from {least} to {MOST_ROWS}"
         if b_bytes < LEAST_BYTES:
             return f"b has {b_bytes} bytes, tried from {LEAST_BYTES} on"
         if m > MANY_ROWS or problem.k >= LONG_K or b_bytes >= LARGE_BYTES:
