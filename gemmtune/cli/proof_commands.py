@@ -85,7 +85,7 @@ def conformance(**given: Any) -> None:
 @click.option("--html", metavar="FILE", type=click.Path(), help="Write the verdict as one HTML page.")
 @output_options
 def judge(**given: Any) -> None:
-    """Find out if a GEMM that nobody vouches for is right, how fast it is, and what else it does.
+    """Judge a GEMM's values, speed and conduct.
 
     TARGET is package.module:function, a file.py:function, a module of KernelBench's form with ModelNew, a file.cpp:symbol or
     file.cu:symbol, or a folder of such files. It runs in its own process, with memory and clocks of the judge.

@@ -1,5 +1,6 @@
 """Compiled files in the cache folder: content-addressed, and compiled once for all processes that need them."""
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -56,11 +57,12 @@ def made_once(file: Sequence[str], make: Callable[[Path], None], name: str, *, q
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove temporary folders of compilations that were killed."""
+    """Remove temporary folders of compilations that were killed. Folders of others may vanish meanwhile."""
     before = time.time() - LEFTOVER_S
-    for old in folder.glob(f"{tempfile.gettempprefix()}*/"):
-        if old.stat().st_mtime < before:
-            shutil.rmtree(old, ignore_errors=True)
+    for old in folder.glob(f"{tempfile.gettempprefix()}*"):
+        with contextlib.suppress(FileNotFoundError):
+            if old.stat().st_mtime < before:
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def compile_text(command: Sequence[str], text: str, suffix: str, made: Path, name: str, *, timeout_s: float | None = None) -> None:

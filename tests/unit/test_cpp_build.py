@@ -74,6 +74,14 @@ def test_a_compilation_removes_what_killed_ones_left_behind(cache: Path) -> None
     assert sorted(path.name for path in folder.glob("tmp*")) == ["tmpnew"]
 
 
+def test_a_compilation_takes_no_notice_of_folders_that_vanish(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of other processes, which compile other kernels, do so at any time."""
+    folder = cache_dir("cpp")
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([folder / "tmpgone"]))
+    path = made_once.made_once(("cpp", "y.so"), lambda made: made.write_text("compiled") and None, "a kernel")
+    assert path.read_text() == "compiled"
+
+
 @needs_compiler
 def test_a_second_build_compiles_nothing(cache: Path, compiles: list[list[str]]) -> None:
     choice = small_choice()

@@ -24,8 +24,10 @@ from gemmtune.store.store import Store, open_store
 
 
 @pytest.mark.parametrize("number", ENDING)
-def test_a_signal_raises_within_the_block_only(number: signal.Signals):
+def test_a_signal_raises_within_the_block_only(number: signal.Signals, request: pytest.FixtureRequest):
     cleaned: list[bool] = []
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup it is ignored
+    request.addfinalizer(lambda: signal.signal(number, before))
 
     def work() -> None:
         try:
