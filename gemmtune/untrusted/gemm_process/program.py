@@ -29,8 +29,8 @@ globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins 
 
 MOST_CHARS = 2000
 """Longest text of an error."""
-SPIN_CYCLES = 600_000
-"""Cycles for which a GPU waits before a timed call, so that launches are queued when it begins: about 0.3 ms of the CPU's time."""
+SPIN_CYCLES = 1_200_000
+"""Cycles for which a GPU waits before a timed call, so that launches are queued when it begins: about 0.6 ms of the CPU's time."""
 SUBJECT = "gemmtune.declaration.subject"
 """Module of GEMMs whose calls need gemmtune."""
 KEPT, KEPT_ON_GPU, KEPT_BYTES = 100, 8, 2**26
