@@ -7,6 +7,7 @@ from ..numerics.buffers import POISONS, allocate, poison
 from ..numerics.grouped import random_operands
 from ..numerics.operands import Operands
 from ..numerics.some_rows import same_rows
+from ..timing.contenders import capturing
 
 CALLS = 4
 """Calls with equal inputs, whose bits are compared."""
@@ -34,7 +35,7 @@ def _result(choice: Choice, kernel: Kernel, operands: Operands) -> torch.Tensor:
 def _captured(choice: Choice, kernel: Kernel, operands: Operands) -> str:
     """Compare a captured call, replayed with other numbers in its operands, with a call on them."""
     out, graph, a = allocate(choice.problem.out, operands.a.device), torch.cuda.CUDAGraph(), operands.a
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         kernel.run(out, operands.tensors, operands.scalars)
     if a.is_contiguous() or a.mT.is_contiguous():  # others may overlap in memory
         a.copy_(a.flip(-2))

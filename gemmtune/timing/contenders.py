@@ -210,6 +210,28 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     return graph
 
 
+@contextlib.contextmanager
+def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """Capture the work of a block in ``graph``, on a stream of torch's. After a failed capture torch works as before.
+
+    torch alone would leave the stream of the capture current, and would count the capture among those that are running: later
+    ones could get its memory.
+    """
+    pool = torch.cuda.graph_pool_handle()
+    try:
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=pool):
+            yield
+    except BaseException:
+        torch.cuda.synchronize()  # raises if the broken capture left the device unusable
+        if torch.cuda.is_available():
+            with contextlib.suppress(RuntimeError):  # where torch has ended the allocations itself
+                device = torch.cuda.current_device()
+                torch._C._cuda_endAllocateToPool(device, pool)
+                torch._C._cuda_releasePool(device, pool)
+        renew_generator()
+        raise
+
+
 def renew_generator() -> None:
     """Let the device's generator draw again after a failed capture, which it would otherwise assume to be running."""
     if torch.cuda.is_available():

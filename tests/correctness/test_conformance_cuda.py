@@ -48,12 +48,12 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         def wait_stream(self, _: object) -> None: ...
 
     @contextlib.contextmanager
-    def within(_: object) -> Iterator[None]:
+    def within(_: object, **__: object) -> Iterator[None]:
         yield
 
     for name, value in {
         "Stream": Stream, "stream": within, "_sleep": lambda _: None, "synchronize": lambda *_: None,
-        "current_stream": Stream, "CUDAGraph": FakeGraph, "graph": within,
+        "current_stream": Stream, "CUDAGraph": FakeGraph, "graph": within, "graph_pool_handle": lambda: (0, 1),
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
 
@@ -265,3 +265,14 @@ def test_a_call_that_synchronises_with_the_host_cannot_be_captured() -> None:
     outcome = judge(subject, cases_of("graph-replay", subject, device="cuda")[0], CUDA)
     assert outcome.status.bad
     assert "while captured in a CUDA graph" in outcome.reason
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    # Later captures have memory of their own.
+    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+    results = []
+    for graph in graphs:
+        with torch.cuda.graph(graph):
+            results.append(torch.full((1000,), float(len(results)), device="cuda") + 1)
+    for graph in graphs:
+        graph.replay()
+    torch.cuda.synchronize()
+    assert [float(result.sum()) for result in results] == [1000.0, 2000.0]

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from threading import Barrier
 
 import torch
@@ -14,7 +13,7 @@ from ...numerics.guards import guarded_out
 from ...numerics.hard_rows import with_hard_rows
 from ...numerics.operands import Operands
 from ...numerics.some_rows import first_other_row, some_rows
-from ...timing.contenders import renew_generator
+from ...timing.contenders import capturing
 from ..bench.bench import Bench
 from ..cases.sampling import Sample, Size
 from ..cases.scope import Scope
@@ -120,7 +119,7 @@ def check_graph_replay(bench: Bench) -> None:
     torch.cuda.current_stream(bench.device).wait_stream(side)
     torch.cuda.synchronize(bench.device)
     graph = torch.cuda.CUDAGraph()
-    result = bench.received(_captured(bench, live, out, torch.cuda.graph(graph)), out)
+    result = bench.received(_captured(bench, live, out, graph), out)
     # Replay.
     for number in range(1, REPLAYS + 1):
         if number > 1:
@@ -133,14 +132,12 @@ def check_graph_replay(bench: Bench) -> None:
             probe.judge(bench, result)
 
 
-def _captured(bench: Bench, operands: Operands, out: torch.Tensor | None, capture: AbstractContextManager[None]) -> object:
+def _captured(bench: Bench, operands: Operands, out: torch.Tensor | None, graph: torch.cuda.CUDAGraph) -> object:
     """Return the result of a captured call. Raises Refused if the call cannot be captured."""
     try:
-        with capture:
+        with capturing(graph):
             return bench.launch(operands, out, wait=False)
     except Exception as error:
-        torch.cuda.synchronize(bench.device)  # raises if the broken capture left the device unusable
-        renew_generator()
         raise Refused(f"while captured in a CUDA graph: {' '.join(str(error).split())[:400]}") from error
 
 
