@@ -232,21 +232,9 @@ def _messages(fd: int) -> Iterator[dict[str, Any]]:
 def _spaces() -> list[tuple[str, Mapping[str, Any], list[str]]]:
     """Return what answers rest on: this package, Python's builtins and JSON, and torch's profiler."""
     whole = (
-        json,
-        json.encoder,
-        json.decoder,
-        journal,
-        loading,
-        places,
-        reach,
-        seal,
-        state,
-        wires,
-        json.JSONEncoder,
-        json.JSONDecoder,
-        Program,
-        State,
-    )
+        json, json.encoder, json.decoder, journal, loading, places, reach, seal, state, wires, json.JSONEncoder, json.JSONDecoder,
+        Program, State,
+    )  # fmt: skip
     parsed = (profiler.profile, profiler_util.FunctionEvent, profiler_util.EventList)
     spaces: list[tuple[str, Mapping[str, Any], list[str]]] = [
         (owner.__name__, vars(owner), list(vars(owner))) for owner in (*whole, *parsed)
