@@ -23,7 +23,7 @@ from gemmtune.errors import InvalidProblemError
 from gemmtune.integration.compile import attention_times
 from gemmtune.integration.compile.attention import Attention, Config, attention_of
 from gemmtune.integration.compile.planned_attention import OPERATOR, composition
-from gemmtune.integration.compile.report import Taken
+from gemmtune.integration.compile.report import CompiledExplanation, Taken, _graphs
 from gemmtune.integration.compile.rewriting import RewriteProducts
 from gemmtune.integration.compile.store_policy import StorePolicy
 from gemmtune.passes import load
@@ -128,6 +128,8 @@ def test_a_graph_runs_ours_without_repeating_heads() -> None:
     got, watching = compiled(q, k, v, bias)
     assert OPERATOR in watching.targets
     assert torch.ops.aten.expand.default not in watching.targets
+    text = str(CompiledExplanation(graphs=(_graphs[-1],)))
+    assert text.startswith("graph 0: 1 of 1 attentions\n   attention 2x8x1x64 float32 over 96 keys of 2 heads: attend_")
     torch.testing.assert_close(got.double(), exact(q, k, v, bias).transpose(1, 2).flatten(2), atol=1e-5, rtol=1e-5)
 
 

@@ -38,10 +38,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmDecision(Decision):
-    """The decision on one GEMM of a graph.
+    """The decision on one GEMM of a graph, or on attention of one query.
 
     ``pick`` is the name of the choice that runs. ``alone`` is the GEMM's Problem, ``fused`` the Problem with its epilogue, and
-    ``joined`` the Problem of a horizontal fusion.
+    ``joined`` the Problem of a horizontal fusion. Attention has none of these.
     """
 
     shape: str
@@ -49,6 +49,7 @@ class GemmDecision(Decision):
     alone: Problem | None = None
     fused: Problem | None = None
     joined: Problem | None = None
+    attention: bool = False
 
     @property
     def problem(self) -> Problem | None:
@@ -97,8 +98,12 @@ class CompiledExplanation:
             )
         lines = []
         for number, graph in enumerate(self.graphs):
-            taken = sum(bool(d.taken) for d in graph.decisions)
-            lines.append(f"graph {number}: {taken} of {len(graph.decisions)} GEMMs")
+            kinds = {
+                "GEMMs": [d for d in graph.decisions if not d.attention],
+                "attentions": [d for d in graph.decisions if d.attention],
+            }
+            counts = (f"{sum(bool(d.taken) for d in found)} of {len(found)} {word}" for word, found in kinds.items() if found)
+            lines.append(f"graph {number}: {', '.join(counts)}")
             lines += [f"   {decision}" for decision in graph.decisions]
         return "\n".join(lines)
 

@@ -127,7 +127,12 @@ class _Rewriting:
                 attention.replace(decision.config)
             pick = None if decision.config is None else str(decision.config)
             yield GemmDecision(
-                shape=str(attention), taken=decision.taken, reason=decision.reason, times_us=decision.times_us, pick=pick
+                shape=str(attention),
+                taken=decision.taken,
+                reason=decision.reason,
+                times_us=decision.times_us,
+                pick=pick,
+                attention=True,
             )
 
 
