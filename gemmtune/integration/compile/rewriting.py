@@ -119,9 +119,10 @@ class _Rewriting:
     def rewrite_attention(self) -> Iterator[GemmDecision]:
         """Replace attention of one query where the policy decides so, and yield the decisions."""
         for attention in list(attention_of(self.graph.nodes)):
-            if attention.key not in self.attentions:
-                self.attentions[attention.key] = self.policy.decide_attention(attention)
-            if (decision := self.attentions[attention.key]) is None:
+            key = attention.key
+            if key not in self.attentions:
+                self.attentions[key] = self.policy.decide_attention(attention)
+            if (decision := self.attentions[key]) is None:
                 continue
             if decision.config is not None:
                 attention.replace(decision.config)
