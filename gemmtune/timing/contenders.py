@@ -196,15 +196,15 @@ def timing_event() -> torch.cuda.Event:
 
 def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     """Return a graph of the calls on the current stream. ``torch.cuda.graph`` would collect garbage for longer than it measures."""
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(capture_error_mode="thread_local")
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         for call in calls:
             call()
     except BaseException:
         with contextlib.suppress(RuntimeError):  # the original error broke the capture and is raised below
             graph.capture_end()
-        renew_generator()
+        _end_broken_capture(pool)
         raise
     graph.capture_end()
     return graph
@@ -214,8 +214,7 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     """Capture the work of a block in ``graph``, on a stream of torch's. After a failed capture torch works as before.
 
-    torch alone would leave the stream of the capture current, and would count the capture among those that are running: later
-    ones could get its memory.
+    torch alone would leave the stream of the capture current.
     """
     pool = torch.cuda.graph_pool_handle()
     try:
@@ -223,13 +222,18 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
             yield
     except BaseException:
         torch.cuda.synchronize()  # raises if the broken capture left the device unusable
-        if torch.cuda.is_available():
-            with contextlib.suppress(RuntimeError):  # where torch has ended the allocations itself
-                device = torch.cuda.current_device()
-                torch._C._cuda_endAllocateToPool(device, pool)
-                torch._C._cuda_releasePool(device, pool)
-        renew_generator()
+        _end_broken_capture(pool)
         raise
+
+
+def _end_broken_capture(pool: tuple[int, int]) -> None:
+    """Tell torch that a capture which failed is over. It would count it among the running ones, and later ones could get its memory."""
+    if torch.cuda.is_available():
+        with contextlib.suppress(RuntimeError):  # where torch has ended the allocations itself
+            device = torch.cuda.current_device()
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+    renew_generator()
 
 
 def renew_generator() -> None:

@@ -103,6 +103,21 @@ def test_a_graph_leaves_the_cost_of_launches_out() -> None:
     assert graph < 0.8 * eager
 
 
+def test_after_a_capture_that_fails_torch_captures_and_allocates_as_before() -> None:
+    contender = GraphContender([torch.cuda.synchronize], torch.cuda.Stream())
+    with pytest.raises(RuntimeError, match="captur"):
+        contender.begin()
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    graphs, results = [torch.cuda.CUDAGraph() for _ in range(2)], []
+    for graph in graphs:
+        with torch.cuda.graph(graph):
+            results.append(torch.full((1000,), float(len(results)), device="cuda") + 1)
+    for graph in graphs:
+        graph.replay()
+    assert [float(result.sum()) for result in results] == [1000.0, 2000.0]
+    assert torch.rand(4, device="cuda").isfinite().all()
+
+
 @pytest.mark.parametrize("timing", ["graph", "spaced", "eager"])
 def test_sessions_measure_kernel_time(problem: Problem, settings: Settings, timing: str) -> None:
     state = torch.cuda.get_rng_state()

@@ -92,7 +92,7 @@ def test_the_blocks_for_a_gpu_run_on_a_small_model(block: Block, own_store: Path
             exec(compile(block.text, block.page.name, "exec"), {})
     finally:
         uninstall()
-    assert re.match(r"graph 0: \d+ of \d+ GEMMs\n", printed.getvalue())
+    assert re.match(r"graph 0: \d+ of \d+ GEMMs, \d+ of \d+ attentions\n", printed.getvalue())
 
 
 def any_machine(text: str) -> str:
