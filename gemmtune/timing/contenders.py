@@ -227,7 +227,7 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
 
 
 def _end_broken_capture(pool: tuple[int, int]) -> None:
-    """Tell torch that a capture which failed is over. It would count it among the running ones, and later ones could get its memory."""
+    """Tell torch that a failed capture is over. It would count it among the running ones, and later ones could get its memory."""
     if torch.cuda.is_available():
         with contextlib.suppress(RuntimeError):  # where torch has ended the allocations itself
             device = torch.cuda.current_device()
