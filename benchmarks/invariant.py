@@ -224,9 +224,7 @@ def main(
                     click.echo(f"{kind} {weight} is left out: {seconds} s are over")
                     continue
                 with settings.use(chosen):
-                    _one_weight(
-                        weight, kind, rows, ms if weight not in more else [], wanted, count, rounds, info, generator, found
-                    )
+                    _one_weight(weight, kind, rows, ms if weight not in more else [], wanted, count, rounds, info, generator, found)
     click.echo(json.dumps({"summary": result.get("summary"), "seconds": round(time.perf_counter() - begun, 1)}))
 
 

@@ -5,7 +5,7 @@
     python benchmarks/model.py --model llama-3-8b --sparse 64:0.1 --ways compile,torch-sparse,sparse-optimize
     python benchmarks/model.py --model mixtral-8x7b --layers 2 --batch 16 --prefill 1024 --ways compile,optimize+compile
     python benchmarks/model.py --model vit-b-16 --layers 12 --batch 1,16 --sparse 64:0.1 --ways compile,torch-sparse,sparse-optimize
-    python benchmarks/model.py --batch 1,16,64 --prefill 512 --ways optimize+compile,invariant+compile --rows 512 --store tables.sqlite
+    python benchmarks/model.py --batch 1,16 --prefill 512 --ways optimize+compile,invariant+compile --rows 512 --store tables.sqlite
     python benchmarks/model.py --model tiny --device cpu --batch 1,4 --prefill 16 --ways eager,compile,optimize+compile
 
 Weights are random. A decoding step reads a static cache of 512 positions. On a GPU each way's step is captured in a CUDA graph, and
@@ -143,8 +143,8 @@ def _blocks(_context: click.Context, _parameter: click.Parameter, value: str | N
 @click.option("--store", help="A store of all scenarios, which is kept, instead of a new one for each.")
 @click.option("--json", "out", help="Write everything to this file, after each scenario anew.")
 def main(
-    name: str, layers: int, ways: Sequence[str], device: str, store: str | None, out: str | None, batch: Any, prefill: Any, train: Any,
-    **how: Any,
+    name: str, layers: int, ways: Sequence[str], device: str, store: str | None, out: str | None, batch: Any, prefill: Any,
+    train: Any, **how: Any,
 ) -> None:  # fmt: skip
     """Compare ways to run a model, in one process."""
     torch._dynamo.config.recompile_limit = 1024  # every way compiles the same functions again

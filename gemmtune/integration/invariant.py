@@ -11,13 +11,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import settings
+from ..device import detect
 from ..errors import InvalidProblemError
 from ..ops.products import addmm, mm
 from ..problem import Problem
 from ..problem.layout import ALIGNED_BYTES
 from ..problem.rows import RowClass, row_classes, with_rows
 from ..quantized.weight import QuantizedWeight
+from ..selector.ranges import stored_table
+from ..selector.segments import INVARIANT
+from ..settings import Settings
+from ..store.key import fingerprint_text
+from ..store.store import open_store
 from ..tuning.tune import tune as run_tuning
+from .measured import in_models
 from .record import record
 
 LEAST_ROWS = 256
@@ -86,7 +93,15 @@ def tune_layers(problems: list[Problem], rows: range | None, *, progress: bool) 
             (rows_class, *_) = row_classes(problem if problem.m > 1 else with_rows(dataclasses.replace(problem), 2))
             most[rows_class] = max(most.get(rows_class, LEAST_ROWS), problem.m)
     for rows_class, m in most.items():
-        run_tuning(rows_class.problem, m=rows or range(1, m + 1), batch_invariant=True, progress=progress)
+        chosen = _timed_as(rows_class, settings.current())
+        run_tuning(rows_class.problem, m=rows or range(1, m + 1), batch_invariant=True, progress=progress, settings=chosen)
+
+
+def _timed_as(rows_class: RowClass, current: Settings) -> Settings:
+    """Return the settings by which a table is measured: in models, unless one of the current mode is stored, which goes first."""
+    device = detect(rows_class.problem.device_type)
+    known = stored_table(rows_class, fingerprint_text(device, current.timing), open_store(current), INVARIANT)
+    return in_models(current, device) if known is None else current
 
 
 def check_layers(model: nn.Module) -> None:

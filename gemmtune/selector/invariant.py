@@ -92,9 +92,7 @@ def invariant_table(work: Work, make: Make) -> Table:
     choices, times, refused = dict(work.choices), dict(work.times), dict[str, str]()
     likely = [x for x in ranked(work) if work.agreed in ("", str(x))]
     if work.agreed and not likely:
-        refused[work.agreed] = (
-            "a table for rows that lie otherwise in memory has this class, and no choice declares it for these rows"
-        )
+        refused[work.agreed] = "another stored table of this product has this class, and no choice declares it for these rows"
     for reduction in likely[:MOST_TRIED]:
         work.choices, work.times = choices, times
         try:
