@@ -21,9 +21,10 @@ from . import compile as compile_pass
 from .adjacent import lay_out, same_inputs
 from .background import ROWS, Job, tuning_in_background
 from .defaults import verify_defaults
+from .experts import has_matrices
 from .invariant import check_layers, collecting, tune_layers
 from .measured import in_models, prepare_tuning, tune_products, tune_tables
-from .modules import check_model, compile_again, is_experts, is_optimized, optimized, restored
+from .modules import check_model, compile_again, is_optimized, optimized, restored
 from .record import record
 from .sparsify import sparse_problems
 from .weights import classes_of, tables_and_singles
@@ -104,13 +105,10 @@ def _by_picks(model: M, tune: Any, rows: range | None, progress: bool, *, later:
 def _invariant(model: M, example: Any, rows: range | None, progress: bool) -> M:
     """Give every layer a batch-invariant forward. Tables are made for the products of example inputs, or for all layers."""
     check_layers(model)
-    if experts := [name or "the model" for name, module in model.named_modules() if is_experts(module)]:
-        more = f" and {len(experts) - 1} more" if experts[1:] else ""
-        warnings.warn(
-            f"optimize: batch_invariant: got experts ({experts[0]}{more}), expected linear layers alone: the bits of what experts "
-            "and their routers compute still depend on the batch. gemmtune.grouped_mm has tables under the setting batch_invariant",
-            RuntimeWarning,
-            stacklevel=3,
+    if rows is not None and example is None and any(map(has_matrices, model.modules())):
+        raise InvalidProblemError(
+            "optimize: batch_invariant: got m without example inputs for a model with experts, expected tune=inputs too: their run "
+            "shows how many experts a token has"
         )
     classes = _classes(model) if rows is not None and example is None else []
     with _all_or_none(model):
@@ -120,10 +118,25 @@ def _invariant(model: M, example: Any, rows: range | None, progress: bool) -> M:
                 _run(model, example)
             tune_layers(problems, rows, progress=progress)
         elif rows is not None:
-            tune_layers([rows_class.problem for rows_class in classes], rows, progress=progress)
+            tune_layers([(rows_class.problem, 1) for rows_class in classes], rows, progress=progress)
         if example is not None or rows is not None:
             compile_again()
+    if others := [name or "the model" for name, x in model.named_modules() if not is_optimized(x) and _has_matrix(x)]:
+        more = f" and {len(others) - 3} more" if others[3:] else ""
+        warnings.warn(
+            f"optimize: batch_invariant: got modules with other matrices ({', '.join(others[:3])}{more}), expected linear layers "
+            "and experts of transformers: the bits of other products still depend on the batch. Call gemmtune.mm, bmm or grouped_mm "
+            "there, under the setting batch_invariant",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     return model
+
+
+def _has_matrix(module: nn.Module) -> bool:
+    """Return True for Parameters that a product may read, other than those of embeddings and positions."""
+    own = (x for x in module._parameters.values() if x is not None and x.dim() > 1 and x.shape[0] > 1)
+    return not isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and any(True for _ in own)
 
 
 @contextmanager

@@ -194,7 +194,12 @@ def _equal_classes(work: Work, whole: Choice, reduction: Reduction) -> list[Redu
 
 
 def _observed(work: Work, whole: Choice, members: Sequence[str]) -> dict[str, Choice]:
-    """Return the choices that declare nothing, are faster than the class somewhere, and have its bits at every M around there."""
+    """Return the choices that declare nothing, are faster than the class somewhere, and have its bits at every M around there.
+
+    None for groups: their sizes differ in calls with one M, and cannot all be compared.
+    """
+    if work.rows_class.problem.groups:
+        return {}
     gains: dict[str, float] = {}
     near: dict[str, set[int]] = {}
     sampled = sorted(work.times)
