@@ -125,8 +125,8 @@ def _invariant(model: M, example: Any, rows: range | None, progress: bool) -> M:
         more = f" and {len(others) - 3} more" if others[3:] else ""
         warnings.warn(
             f"optimize: batch_invariant: got modules with other matrices ({', '.join(others[:3])}{more}), expected linear layers "
-            "and experts of transformers: the bits of other products still depend on the batch. Call gemmtune.mm, bmm or grouped_mm "
-            "there, under the setting batch_invariant",
+            "and experts of transformers: the bits of other products still depend on the batch. Call gemmtune.mm, bmm or "
+            "grouped_mm there, under the setting batch_invariant",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from gemmtune.dispatch.ready import forget_plans, plan_for
 from gemmtune.errors import NoValidChoicesError
 from gemmtune.numerics.reduction import Reduction, even_parts, parts_of, reduction_of
 from gemmtune.problem import Problem
+from gemmtune.problem.grouped_compositions import spans
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector.range_result import RangeResult
 from gemmtune.selector.reduction_classes import mean_loss
@@ -66,6 +68,7 @@ LENGTHS: dict[str, Callable[[int], int]] = {
     "steep": lambda m: K // 3,
     "even": lambda m: K,
     "rowwise": lambda m: K // 2,
+    "sized": lambda m: K,
 }
 """Length of the parts into which each kind divides K, by M."""
 DECLARED = {
@@ -78,6 +81,7 @@ DECLARED = {
     "steep": K // 3,
     "even": K,
     "rowwise": K // 2,
+    "sized": K,
 }
 TIMES_US: dict[str, Callable[[int], float]] = {
     "torch": lambda m: 10.0,
@@ -93,6 +97,7 @@ TIMES_US: dict[str, Callable[[int], float]] = {
     "steep": lambda m: 4.0 if m < 48 else 12.0,
     "even": lambda m: 10.5,
     "rowwise": lambda m: 3.0,
+    "sized": lambda m: 2.0,
 }
 
 
@@ -126,7 +131,16 @@ class Summing(Fake):
 
     def bind(self, loaded: object) -> Kernel:
         length = LENGTHS[self.kind](self.problem.m)
-        return Kernel(run=lambda out, tensors, scalars: out.copy_(summed(tensors[0], tensors[1], length)))
+        if self.problem.groups:
+            return Kernel(run=lambda out, tensors, scalars: self.in_groups(out, *tensors[:3]))
+        return Kernel(run=lambda out, x, scalars: out.copy_(sum(x[2:], summed(x[0], x[1], length))))  # of addmm, too
+
+    def in_groups(self, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> None:
+        """Multiply the rows of each group. ``sized`` divides K in two for groups of few rows."""
+        length = self.problem.k // (K // LENGTHS[self.kind](self.problem.m))
+        for g, (begin, end) in enumerate(spans(offs.tolist(), len(a))):
+            few = self.kind == "sized" and end - begin <= 2
+            out[begin:end] = summed(a[begin:end], b[g], self.problem.k // 2 if few else length)
 
 
 def legal(kind: str, problem: Problem) -> bool:
@@ -137,9 +151,9 @@ AXES: list[bool] = []
 
 
 def made(kind: str, problem: Problem) -> Summing:
-    length = DECLARED.get(kind)
+    length = problem.k // (K // DECLARED[kind]) if kind in DECLARED else None
     own = "its own" if kind == "moved" and not AXES else ""
-    reduction = reduction_of(problem, "fake", parts=parts_of(K, length), own=own) if length else None
+    reduction = reduction_of(problem, "fake", parts=parts_of(problem.k, length), own=own) if length else None
     claims = dataclasses.replace(CLAIMS, splits=6, reduction=reduction)
     return Summing(name=f"fake:{kind}", backend="triton", problem=problem, claims=claims, baseline=kind == "torch", kind=kind)
 
@@ -513,8 +527,70 @@ def test_a_layer_without_a_table_raises(backend: SummingBackend):
     blocks.weight = torch.nn.Parameter(torch.eye(N, K).to_sparse_bsr((8, 8)), requires_grad=False)
     with pytest.raises(gemmtune.errors.InvalidProblemError, match="block-sparse weight in the model"):
         gemmtune.optimize(blocks, batch_invariant=True)
-    mixture = torch.nn.ModuleDict({"one": torch.nn.Module(), "two": torch.nn.Module()})
-    for module in mixture.values():
-        module.num_experts, module.is_transposed = 4, False
-    with pytest.warns(RuntimeWarning, match=r"got experts \(one and 1 more\), expected linear layers alone"):
-        gemmtune.optimize(mixture, batch_invariant=True)
+
+
+def test_a_model_names_the_modules_that_are_not_covered(backend: SummingBackend):
+    backend.kinds = ("torch", "run")
+    model = torch.nn.ModuleDict({name: torch.nn.Bilinear(2, 2, 2) for name in ("a", "b", "c", "d")})
+    model["tokens"], model["layer"], model["norm"] = torch.nn.Embedding(4, K), torch.nn.Linear(K, N), torch.nn.LayerNorm(N)
+    with pytest.warns(RuntimeWarning, match=r"got modules with other matrices \(a, b, c and 1 more\), expected linear layers"):
+        gemmtune.optimize(model, batch_invariant=True)
+    for name in "abcd":
+        del model[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gemmtune.optimize(model, batch_invariant=True)
+
+
+def grouped_operands(sizes: Sequence[int], groups: int = 3) -> tuple[torch.Tensor, ...]:
+    a, b = torch.randn(sum(sizes), K), torch.randn(groups, N, K).mT
+    return a, b, torch.tensor(sizes).cumsum(0).int()
+
+
+def test_a_row_of_a_group_has_its_bits_in_groups_of_any_size(backend: SummingBackend):
+    """``sized`` declares one run and does not hold it; ``silent`` declares nothing, and one M does not tell all sizes of groups."""
+    backend.kinds = ("torch", "silent", "run", "sized")
+    (result,) = gemmtune.tune(
+        Problem.grouped_mm(2, N, K, groups=3, dtype=torch.float32, layout="nt", device_type="cpu"),
+        m=range(1, 33),
+        batch_invariant=True,
+        progress=False,
+    )
+    assert intervals(result) == [(1, 32, "run")]
+    assert "other bits alone than among 32 rows" in result.wrong["fake:sized"]
+    a, b, offs = grouped_operands((1, 20, 11))
+    with settings.patch(batch_invariant=True, tune="never"):
+        whole = gemmtune.grouped_mm(a, b, offs)
+        for rows in (a[1:2], a[5:17]):
+            alone = gemmtune.grouped_mm(rows.clone(), b, torch.tensor([0, len(rows), len(rows)], dtype=torch.int32))
+            begin = 1 if len(rows) == 1 else 5
+            assert torch.equal(alone, whole[begin : begin + len(rows)])
+
+
+def test_picked_and_summed_rows_run_by_the_table_of_the_grouped_product(backend: SummingBackend):
+    """An index leaves no table of M: under the setting these operations run in steps. Each token has two experts."""
+    backend.kinds = ("torch", "run")
+    a, b, _ = grouped_operands((4, 4, 4))
+    index = torch.tensor([[0, 1], [1, 2], [0, 2], [2, 1], [0, 1], [1, 0]])
+    weights = torch.rand(6, 2)
+
+    down = torch.linspace(-1, 1, 3 * 8 * K).view(3, 8, K)
+
+    def moe(rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        experts, slots = index.flatten().sort(stable=True)
+        offs = torch.searchsorted(experts, torch.arange(3), right=True, out_int32=True)
+        gated = gemmtune.grouped_mm(rows, b, offs, rows=slots // 2, gated="silu")
+        return gemmtune.grouped_mm(gated, down, offs, scatter=(slots, weights), out=out)
+
+    gates, others = torch.einsum("tk,tckn->tcn", a[:6], b[index]).chunk(2, dim=-1)
+    expected = torch.einsum("tcn,tcnk,tc->tk", torch.nn.functional.silu(gates) * others, down[index], weights)
+    with settings.patch(batch_invariant=True):
+        whole = moe(a[:6], index, weights)
+        torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-4)
+        for m in (1, 2, 5):
+            assert torch.equal(moe(a[:m], index[:m], weights[:m]), whole[:m]), m
+        out = torch.empty_like(whole)
+        assert moe(a[:6], index, weights, out) is out
+        assert torch.equal(out, whole)
+        with pytest.raises(gemmtune.errors.InvalidProblemError, match=r"out: got \[5, 24\] torch.float32, expected \[6, 24\]"):
+            moe(a[:6], index, weights, out[:5])
