@@ -86,5 +86,5 @@ def test_experts_without_a_table_raise():
     with pytest.raises(InvalidProblemError, match="got m without example inputs for a model with experts"):
         gemmtune.optimize(model, m=range(1, 5), batch_invariant=True, progress=False)
     gemmtune.optimize(model, batch_invariant=True)
-    with torch.no_grad(), pytest.raises(NoValidChoicesError, match="nothing is stored, and tune is .never.\nMake a table"):
+    with torch.no_grad(), pytest.raises(NoValidChoicesError, match=r"nothing is stored, and tune is .never.\nMake a table"):
         experts_of(model)(torch.randn(2, 16), torch.tensor([[0, 1], [2, 3]]), torch.rand(2, 2))

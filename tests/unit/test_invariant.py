@@ -23,6 +23,7 @@ from gemmtune.choice import Availability, Choice, Kernel, Offers
 from gemmtune.device import DeviceInfo
 from gemmtune.dispatch.ready import forget_plans, plan_for
 from gemmtune.errors import NoValidChoicesError
+from gemmtune.integration import compile as compile_pass
 from gemmtune.numerics.reduction import Reduction, even_parts, parts_of, reduction_of
 from gemmtune.problem import Problem
 from gemmtune.problem.grouped_compositions import spans
@@ -330,6 +331,26 @@ def test_a_compiled_call_has_the_class(backend: SummingBackend):
         whole = gemmtune.mm(a, W) + 1
         assert all(torch.equal(compiled(a[:m]), whole[:m]) for m in (24, 7, 2))
     assert not torch.equal(a @ W + 1, whole), "torch has other bits"
+
+
+def test_graphs_of_the_pass_follow_the_setting(backend: SummingBackend):
+    """Without it torch's product stays, which is faster. A graph that ran before has other launches."""
+    tuned(backend, "torch", "run")
+    a = torch.randn(24, K)
+    compile_pass.install(tune=False)
+    try:
+        for way in (False, True):
+            torch._dynamo.reset()
+            compiled = torch.compile(lambda x: torch.mm(x, W) + 1, dynamic=way)
+            with settings.patch(batch_invariant=True, tune="never"):
+                whole = gemmtune.mm(a, W) + 1
+                assert all(torch.equal(compiled(a[:m]), whole[:m]) for m in (24, 7)), way
+                with pytest.raises(Exception, match=r"batch-invariant:\n.*nothing is stored, and tune is 'never'"):
+                    torch.compile(lambda x: torch.mm(x, W[:12]))(a[:, :12].contiguous())
+            torch._dynamo.reset()
+            assert not torch.equal(torch.compile(lambda x: torch.mm(x, W) + 1)(a), whole)
+    finally:
+        compile_pass.uninstall()
 
 
 def test_no_class_covers_the_range(backend: SummingBackend):
