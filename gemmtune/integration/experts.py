@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..operand_kinds import Gate
 from ..ops.grouped import grouped_mm
+from ..ops.operate import is_batch_invariant
 from ..problem.grouped_compositions import added_alike, added_by_token, within_groups
 from .invariant import invariant_grouped, product_of_layer
 
@@ -45,7 +46,9 @@ def routers_of(model: nn.Module) -> set[nn.Module]:
 
 
 def experts_by_picks(module: Any, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """Return the result of experts by stored picks, else torch, as the settings say."""
+    """Return the result of experts by stored picks, else torch, or by batch-invariant tables, as the settings say."""
+    if is_batch_invariant():
+        return invariant_experts(module, x, index, weights)
     name, gated = _first_name(module), _gate_of(module)
     experts, slots, offs = _by_expert(module, index)
     matrix = _matrix_of(module, name)

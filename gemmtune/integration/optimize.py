@@ -56,15 +56,16 @@ def optimize(
         m: the numbers of rows of the tables, as ``range(1, 8193)`` or (1, 8192): tokens of a batch or a prompt, not sequences.
             Without ``tune`` all linear layers get tables, and the model does not run.
         progress: show the progress of the tuning on standard error.
-        batch_invariant: run every layer by the batch-invariant table of its weight, and never by torch, like the setting of that
-            name. Without a table for its rows a layer raises NoValidChoicesError.
+        batch_invariant: run every layer, and experts of transformers and their routers, by the batch-invariant tables of their
+            weights, and never by torch, like the setting of that name. Without a table they raise NoValidChoicesError. A warning
+            names modules with other matrices.
 
     Returns:
         The model. If the call fails or is interrupted, its layers keep the forwards that they had.
 
     Raises:
         InvalidProblemError: not a module, no example inputs, ``m`` is no range of rows, no table can serve it, or with
-            ``batch_invariant`` a block-sparse weight.
+            ``batch_invariant`` a block-sparse weight, or experts for which only ``m`` is given.
     """
     check_model("optimize", model, "; for functions there is gemmtune.use()")
     current = settings.current()

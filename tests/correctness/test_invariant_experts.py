@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ from models import Needed, tokens
 from test_invariant import SummingBackend, backend  # noqa: F401 - the fixture
 
 import gemmtune
+from gemmtune import settings
 from gemmtune.errors import InvalidProblemError, NoValidChoicesError
 from gemmtune.integration.experts import routers_of
 
 pytestmark = [pytest.mark.slow, needs("models")]
 transformers = Needed("transformers")
+moe = Needed("transformers.integrations.moe")
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 96}
 EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16, "moe_intermediate_size": 16}
 
@@ -55,6 +58,7 @@ def test_a_token_has_its_bits_in_any_batch(name: str):
 
 
 def test_graphs_and_gradients_have_the_bits():
+    importlib.import_module("gemmtune.integration.huggingface")
     model, ids = model_of("Mixtral"), tokens(3, 4)
     gemmtune.optimize(model, tune={"input_ids": ids}, batch_invariant=True, progress=False)
     experts = experts_of(model)
@@ -63,6 +67,8 @@ def test_graphs_and_gradients_have_the_bits():
     index[5, 1] = 4  # the mark of another rank's expert
     with torch.no_grad():
         whole = experts(x, index, weights)
+        with settings.patch(batch_invariant=True):
+            assert torch.equal(moe.ALL_EXPERTS_FUNCTIONS["gemmtune"](experts, x[:3], index[:3], weights[:3]), whole[:3])
         compiled = torch.compile(experts, backend="aot_eager", fullgraph=True, dynamic=True)
         for m in (12, 7):
             assert torch.equal(compiled(x[:m], index[:m], weights[:m]), whole[:m]), m
