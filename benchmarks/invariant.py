@@ -45,6 +45,7 @@ from gemmtune.dispatch.strategies import fallback
 from gemmtune.numerics.grouped import random_operands
 from gemmtune.numerics.some_rows import first_other_row, some_rows
 from gemmtune.selector.candidates import candidates_for
+from gemmtune.selector.progress import Progress
 from gemmtune.selector.reduction_classes import class_of
 from gemmtune.selector.remote import open_session
 
@@ -75,10 +76,24 @@ def problem_of(weight: str, m: int, kind: str, device: DeviceInfo) -> Problem:
     return Problem.mm(m, n, k, dtype=getattr(torch, kind), layout="nt", device_type=on)
 
 
+class Stages(Progress):
+    """Listener that prints each stage of a tuning, with the seconds since its begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun, self._latest = time.perf_counter(), ""
+
+    def stage(self, name: str, done: int, total: int) -> None:  # noqa: ARG002 - only the begin of a stage is printed
+        """Print the name of a new stage."""
+        if name != self._latest:
+            click.echo(f"  {time.perf_counter() - self._begun:6.1f} s  {name}, {total}")
+        self._latest = name
+
+
 def made(weight: str, kind: str, rows: range, device: DeviceInfo, *, invariant: bool) -> dict[str, Any]:
     """Make a table, and return what it took."""
     begun = time.perf_counter()
-    (result,) = gemmtune.tune(problem_of(weight, 2, kind, device), m=rows, batch_invariant=invariant, progress=False)
+    (result,) = gemmtune.tune(problem_of(weight, 2, kind, device), m=rows, batch_invariant=invariant, progress=Stages())
     click.echo(str(result))
     seconds = round(time.perf_counter() - begun, 1)
     return {
