@@ -610,6 +610,8 @@ def test_picked_and_summed_rows_run_by_the_table_of_the_grouped_product(backend:
         torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-4)
         for m in (1, 2, 5):
             assert torch.equal(moe(a[:m], index[:m], weights[:m]), whole[:m]), m
+        with pytest.raises(NoValidChoicesError, match=r"no table of M\nCall gemmtune.grouped_mm"):
+            torch.ops.gemmtune.combined_grouped_mm(a, b, torch.tensor([4, 8, 12], dtype=torch.int32), torch.arange(12), weights)
         out = torch.empty_like(whole)
         assert moe(a[:6], index, weights, out) is out
         assert torch.equal(out, whole)
