@@ -49,6 +49,8 @@ def invariant_conv1d(module: Any, x: Tensor) -> Tensor:
 
 def product_of_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, transposed: bool = True) -> Tensor:
     """Return input @ weightᵀ + bias, without ``transposed`` input @ weight + bias, with bits that do not depend on the batch."""
+    if isinstance(weight, QuantizedWeight) and _in_a_graph(input):
+        return _quantized_operator(input, weight.tensor, weight.scales, weight.zero_points, bias, None, weight.encoding)  # type: ignore[no-any-return]
     if _as_operator(input, weight, bias):
         return _operator(input, weight, bias, transposed)  # type: ignore[no-any-return]
     return _multiplied(input, weight, bias, transposed)
@@ -59,9 +61,16 @@ def invariant_grouped(x: Tensor, matrix: Tensor, offs: Tensor, copies: int) -> T
 
     ``copies`` is the number of rows of each token.
     """
+    if isinstance(matrix, QuantizedWeight) and _in_a_graph(x):
+        return _quantized_operator(x, matrix.tensor, matrix.scales, None, None, offs, matrix.encoding)  # type: ignore[no-any-return]
     if _as_operator(x, matrix):
         return _grouped_operator(x, matrix, offs, copies)  # type: ignore[no-any-return]
     return _multiplied_in_groups(x, matrix, offs, copies)
+
+
+def _in_a_graph(x: Tensor) -> bool:
+    """Return True in a graph without gradients. With them a product with a quantized weight runs between two graphs."""
+    return torch.compiler.is_compiling() and not (torch.is_grad_enabled() and x.requires_grad)
 
 
 def _as_operator(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
@@ -203,3 +212,25 @@ def _saved_groups(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  #
 
 
 _grouped_operator.register_autograd(_gradients_in_groups, setup_context=_saved_groups)
+
+
+def _multiplied_by_parts(
+    x: Tensor, numbers: Tensor, scales: Tensor | None, zeros: Tensor | None, bias: Tensor | None, offs: Tensor | None, encoding: str
+) -> Tensor:
+    """Return the product with a quantized weight of these parts, for the rows of groups if there are offsets."""
+    weight = QuantizedWeight(numbers, scales, zeros, encoding=encoding)  # type: ignore[arg-type]
+    return _multiplied(x, weight, bias, False) if offs is None else _multiplied_in_groups(x, weight, offs, 1)
+
+
+_quantized_operator = torch.library.custom_op(
+    "gemmtune::invariant_quantized",
+    _multiplied_by_parts,
+    mutates_args=(),
+    schema="(Tensor x, Tensor numbers, Tensor? scales, Tensor? zeros, Tensor? bias, Tensor? offs, str encoding) -> Tensor",
+)
+"""Both products with the parts of a quantized weight, as graphs have it."""
+
+
+@_quantized_operator.register_fake
+def _(x: Tensor, numbers: Tensor, *_: object) -> Tensor:
+    return x.new_empty(*x.shape[:-1], numbers.shape[-1])

@@ -134,6 +134,8 @@ class Summing(Fake):
         length = LENGTHS[self.kind](self.problem.m)
         if self.problem.groups:
             return Kernel(run=lambda out, tensors, scalars: self.in_groups(out, *tensors[:3]))
+        if self.problem.op == "mixed_mm":
+            return Kernel(run=lambda out, x, scalars: out.copy_(summed(x[0], x[1].float() * x[2].float(), length)))
         return Kernel(run=lambda out, x, scalars: out.copy_(sum(x[2:], summed(x[0], x[1], length))))  # of addmm, too
 
     def in_groups(self, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> None:
@@ -529,6 +531,20 @@ def test_layers_of_a_model_keep_the_bits_of_rows(backend: SummingBackend, monkey
     other = x.clone().requires_grad_()
     model(other).sum().backward()
     torch.testing.assert_close(given.grad, other.grad, atol=1e-5, rtol=1e-5)
+
+
+def test_graphs_of_quantized_layers_need_no_setting(backend: SummingBackend, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gemmtune.integration.invariant.LEAST_ROWS", 2)
+    backend.kinds = ("torch", "run")
+    model, x = gemmtune.quantize_(torch.nn.Sequential(torch.nn.Linear(K, N)), "int8"), torch.randn(24, K)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        gemmtune.optimize(model, tune=x, batch_invariant=True, progress=False)
+        whole = model(x)
+        assert all(torch.equal(f(x[:m]), whole[:m]) for f in (model, compiled) for m in (1, 7, 24))
+    rows = x.clone().requires_grad_()
+    torch.compile(model, backend="aot_eager")(rows).sum().backward()
+    assert rows.grad is not None
 
 
 @pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
