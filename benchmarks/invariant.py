@@ -2,14 +2,16 @@
 
     python benchmarks/invariant.py --json invariant.json
     python benchmarks/invariant.py --part times --weights 4096x4096,6144x4096 --store tables.sqlite
-    python benchmarks/invariant.py --part times --dtype int4,float8 --weights 4096x4096
-    python benchmarks/invariant.py --part times --weights 8x14336x4096,128x1536x2048
+    python benchmarks/invariant.py --dtype int4,float8 --weights 4096x4096
+    python benchmarks/invariant.py --weights 8x14336x4096,128x1536x2048
     python benchmarks/invariant.py --part classes --dtype bfloat16,float16
 
 The weights of grouped products have three sizes. ``times`` makes two tables for each weight, one of a reduction class and one by
 time alone. At each M the choices of both, torch's operation and, for dense products, one fixed Triton config for all M run in
 alternating rounds. ``bits`` calls random Ms and counts rows whose bits differ from those of the largest batch. ``classes`` compares
 the bits of all choices that declare one class. It tells if the classes hold on this GPU, and needs no table.
+
+The file is written after each table and each M, so that an interrupted run keeps what it measured.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
+from calls import arguments, gemmtune_call
 from environment import describe_environment
 
 import gemmtune
@@ -39,7 +42,10 @@ from gemmtune.device import DeviceInfo, detect
 from gemmtune.dispatch.ranges import Found, range_plan_for
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.dispatch.strategies import fallback
+from gemmtune.numerics.grouped import random_operands
+from gemmtune.numerics.some_rows import first_other_row, some_rows
 from gemmtune.selector.candidates import candidates_for
+from gemmtune.selector.progress import Progress
 from gemmtune.selector.reduction_classes import class_of
 from gemmtune.selector.remote import open_session
 
@@ -70,10 +76,24 @@ def problem_of(weight: str, m: int, kind: str, device: DeviceInfo) -> Problem:
     return Problem.mm(m, n, k, dtype=getattr(torch, kind), layout="nt", device_type=on)
 
 
+class Stages(Progress):
+    """Listener that prints each stage of a tuning, with the seconds since its begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun, self._latest = time.perf_counter(), ""
+
+    def stage(self, name: str, done: int, total: int) -> None:  # noqa: ARG002 - only the begin of a stage is printed
+        """Print the name of a new stage."""
+        if name != self._latest:
+            click.echo(f"  {time.perf_counter() - self._begun:6.1f} s  {name}, {total}")
+        self._latest = name
+
+
 def made(weight: str, kind: str, rows: range, device: DeviceInfo, *, invariant: bool) -> dict[str, Any]:
     """Make a table, and return what it took."""
     begun = time.perf_counter()
-    (result,) = gemmtune.tune(problem_of(weight, 2, kind, device), m=rows, batch_invariant=invariant, progress=False)
+    (result,) = gemmtune.tune(problem_of(weight, 2, kind, device), m=rows, batch_invariant=invariant, progress=Stages())
     click.echo(str(result))
     seconds = round(time.perf_counter() - begun, 1)
     return {
@@ -123,15 +143,15 @@ def sum_up(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def differing(weight: str, kind: str, rows: range, count: int, device: DeviceInfo, generator: random.Random) -> dict[str, Any]:
     """Count the Ms whose rows have other bits than among all rows, by public calls."""
     problem = problem_of(weight, rows[-1], kind, device)
-    a = torch.randn(rows[-1], problem.k, device=device.torch_device).to(problem.dtype)
-    w = torch.randn(problem.n, problem.k, device=device.torch_device).to(problem.dtype).t()
-    wrong: list[int] = []
-    with settings.patch(batch_invariant=True):
-        whole = gemmtune.mm(a, w)
+    operands, wrong = random_operands(problem, device.torch_device), list[int]()
+    with settings.patch(batch_invariant=True, tune="never"):
+        whole = gemmtune_call(problem)(*arguments(operands))
         for m in [rows[0], *(generator.choice(rows) for _ in range(count - 1))]:
             begin = generator.randrange(rows[-1] - m + 1)
-            got = gemmtune.mm(a[begin : begin + m].clone(), w)
-            if not torch.equal(got.view(torch.int16), whole[begin : begin + m].view(torch.int16)):
+            part = some_rows(operands, problem_of(weight, m, kind, device), begin)
+            if part.offs is not None:
+                part = dataclasses.replace(part, offs=(part.offs - begin).clamp(0, m))
+            if first_other_row(whole, gemmtune_call(problem)(*arguments(part)), begin) is not None:
                 wrong.append(m)
     row = {"weight": weight, "dtype": kind, "checked": count, "differing": len(wrong), "ms": wrong[:20]}
     click.echo(json.dumps(row))
@@ -201,6 +221,15 @@ def main(
         raise click.UsageError(f"--part: got {', '.join(sorted(unknown))}, expected some of {', '.join(PARTS)}")
     result: dict[str, Any] = {"environment": describe_environment(info), "tables": [], "times": [], "bits": [], "classes": []}
     rows, generator = range(1, ms[-1] + 1), random.Random(0)
+
+    def found(part: str, row: dict[str, Any]) -> None:
+        """Keep a result, and write all of them."""
+        result[part].append(row)
+        if result["times"]:
+            result["summary"] = sum_up(result["times"])
+        if out:
+            Path(out).write_text(json.dumps(result, indent=1) + "\n")
+
     with tempfile.TemporaryDirectory() as folder, torch.no_grad(), settings.patch(search=search) as current:
         chosen = dataclasses.replace(current, store_path=store_path or str(Path(folder) / "store.sqlite"))
         for kind in kinds.split(","):
@@ -210,34 +239,26 @@ def main(
                     click.echo(f"{kind} {weight} is left out: {seconds} s are over")
                     continue
                 with settings.use(chosen):
-                    _one_weight(
-                        weight, kind, rows, ms if weight not in more else [], wanted, count, rounds, info, generator, result
-                    )
-                if out:
-                    Path(out).write_text(json.dumps(result, indent=1) + "\n")
-    if result["times"]:
-        result["summary"] = sum_up(result["times"])
-        click.echo(json.dumps({"summary": result["summary"]}))
-    if out:
-        Path(out).write_text(json.dumps(result, indent=1) + "\n")
+                    _one_weight(weight, kind, rows, ms if weight not in more else [], wanted, count, rounds, info, generator, found)
+    click.echo(json.dumps({"summary": result.get("summary"), "seconds": round(time.perf_counter() - begun, 1)}))
 
 
 def _one_weight(
     weight: str, kind: str, rows: range, ms: Sequence[int], wanted: Sequence[str], count: int, rounds: float, device: DeviceInfo,
-    generator: random.Random, result: dict[str, Any],
+    generator: random.Random, found: Callable[[str, dict[str, Any]], None],
 ) -> None:  # fmt: skip
-    """All parts for one weight. A weight without ``ms`` is not timed."""
-    if "classes" in wanted:
-        result["classes"] += classes_of(weight, kind, device)
+    """Measure all parts for one weight. A weight without ``ms`` is not timed."""
+    for row in classes_of(weight, kind, device) if "classes" in wanted else ():
+        found("classes", row)
     if "times" in wanted or "bits" in wanted:
-        result["tables"].append(made(weight, kind, rows, device, invariant=True))
+        found("tables", made(weight, kind, rows, device, invariant=True))
     if "times" in wanted and ms:
-        result["tables"].append(made(weight, kind, rows, device, invariant=False))
+        found("tables", made(weight, kind, rows, device, invariant=False))
     forget_plans()
     for m in ms if "times" in wanted else ():
-        result["times"].append(times_at(weight, m, kind, device, rounds))
-    if "bits" in wanted and problem_of(weight, 2, kind, device).op == "mm":
-        result["bits"].append(differing(weight, kind, rows, count, device, generator))
+        found("times", times_at(weight, m, kind, device, rounds))
+    if "bits" in wanted:
+        found("bits", differing(weight, kind, rows, count, device, generator))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
     python benchmarks/model.py --model llama-3-8b --sparse 64:0.1 --ways compile,torch-sparse,sparse-optimize
     python benchmarks/model.py --model mixtral-8x7b --layers 2 --batch 16 --prefill 1024 --ways compile,optimize+compile
     python benchmarks/model.py --model vit-b-16 --layers 12 --batch 1,16 --sparse 64:0.1 --ways compile,torch-sparse,sparse-optimize
+    python benchmarks/model.py --batch 1,16 --prefill 512 --ways optimize+compile,invariant+compile --rows 512 --store tables.sqlite
     python benchmarks/model.py --model tiny --device cpu --batch 1,4 --prefill 16 --ways eager,compile,optimize+compile
 
 Weights are random. A decoding step reads a static cache of 512 positions. On a GPU each way's step is captured in a CUDA graph, and
@@ -72,6 +73,8 @@ class How:
     """What the floor of a decoding step is reckoned by: its weights are read once."""
     blocks: Blocks | None = None
     """Of weights that are made zero before."""
+    rows: int | None = None
+    """Rows of the tables, by default those of each scenario."""
 
 
 @dataclass(kw_only=True)
@@ -136,10 +139,13 @@ def _blocks(_context: click.Context, _parameter: click.Parameter, value: str | N
 @click.option("--again/--no-again", default=True, show_default=True, help="Time a second first call, which finds all in the store.")
 @click.option("--seconds", default=math.inf, show_default=True, help="No further way is begun after this time.")
 @click.option("--rounds", default=ROUNDS, show_default=True)
+@click.option("--rows", type=click.IntRange(min=1), help="Rows of the tables, instead of those of each scenario.")
+@click.option("--store", help="A store of all scenarios, which is kept, instead of a new one for each.")
 @click.option("--json", "out", help="Write everything to this file, after each scenario anew.")
 def main(
-    name: str, layers: int, ways: Sequence[str], device: str, out: str | None, batch: Any, prefill: Any, train: Any, **how: Any
-) -> None:
+    name: str, layers: int, ways: Sequence[str], device: str, store: str | None, out: str | None, batch: Any, prefill: Any,
+    train: Any, **how: Any,
+) -> None:  # fmt: skip
     """Compare ways to run a model, in one process."""
     torch._dynamo.config.recompile_limit = 1024  # every way compiles the same functions again
     info = detect(device)
@@ -166,7 +172,8 @@ def main(
     with tempfile.TemporaryDirectory(prefix="gemmtune-model-") as folder:
         shutil.copytree(look_up.parent, Path(folder) / "kernels" / look_up.parent.name)
         for scenario in scenarios(MODELS[name], sizes["batch"], sizes["prefill"], sizes["train"]):
-            with settings.patch(store_path=str(Path(folder) / f"{scenario.name}.sqlite"), cache_dir=str(Path(folder) / "kernels")):
+            kernels = settings.current().cache_dir if store else str(Path(folder) / "kernels")
+            with settings.patch(store_path=store or str(Path(folder) / f"{scenario.name}.sqlite"), cache_dir=kernels):
                 report["scenarios"].append(_scenario(scenario, name, layers, ways, info, How(**how)))
             if out:
                 Path(out).write_text(json.dumps(report, indent=1) + "\n")
@@ -235,7 +242,7 @@ def _cold_compiler() -> Iterator[None]:
 def _runner(way: str, scenario: Scenario, model: torch.nn.Module, info: DeviceInfo, how: How) -> Runner:
     device = info.torch_device
     allocated = _allocated(device)
-    prepared = prepare(way, model, scenario, device, how.blocks)
+    prepared = prepare(way, model, scenario, device, how.blocks, how.rows)
     step = scenario.runnable(prepared.model, device, prepared.compile)
     with _cold_compiler():
         begun = time.perf_counter()

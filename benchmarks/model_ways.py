@@ -32,6 +32,8 @@ class Way:
     change: Change | None = None
     compile: Mapping[str, Any] | None = None
     optimize: bool = False
+    batch_invariant: bool = False
+    """``optimize`` gets ``batch_invariant=True``."""
     pdl: bool = False
     """Inductor's kernels, too, begin while the kernel before them ends: ``triton.enable_pdl``, from SM90 on."""
     sparse: bool = False
@@ -142,6 +144,7 @@ WAYS: Mapping[str, Way] = {
     "torchao-float8": Way(change=_torchao_float8, compile=DEFAULT),
     "optimize": Way(optimize=True),
     "optimize+compile": Way(optimize=True, compile=DEFAULT),
+    "invariant+compile": Way(optimize=True, batch_invariant=True, compile=DEFAULT),
     "optimize+compile+pdl": Way(optimize=True, compile=DEFAULT, pdl=True),
     "int4+compile": Way(change=_ours("int4", group=128), optimize=True, compile=DEFAULT),
     "int4+compile+pdl": Way(change=_ours("int4", group=128), optimize=True, compile=DEFAULT, pdl=True),
@@ -154,9 +157,14 @@ WAYS: Mapping[str, Way] = {
 }
 
 
-def prepare(name: str, model: PreTrainedModel, scenario: Scenario, device: torch.device, blocks: Blocks | None) -> Prepared:
-    """A model for this way: the given one where nothing of it is changed, else a copy. Raises ValueError for a sparse way of a
-    model whose ``blocks`` are not known."""
+def prepare(
+    name: str, model: PreTrainedModel, scenario: Scenario, device: torch.device, blocks: Blocks | None, rows: int | None
+) -> Prepared:
+    """Return a model for this way: the given one where nothing of it is changed, else a copy.
+
+    Tables are made for up to ``rows`` rows, by default for those of the scenario. Raises ValueError for a sparse way of a model
+    whose ``blocks`` are not known.
+    """
     way = WAYS[name]
     tuning_s = 0.0
     if way.sparse and blocks is None:
@@ -171,7 +179,8 @@ def prepare(name: str, model: PreTrainedModel, scenario: Scenario, device: torch
     if way.optimize:
         begun = time.perf_counter()
         with torch.no_grad():
-            gemmtune.optimize(model, tune=scenario.arguments(model, device))
+            m = None if rows is None else range(1, rows + 1)
+            gemmtune.optimize(model, tune=scenario.arguments(model, device), m=m, batch_invariant=way.batch_invariant)
         tuning_s = time.perf_counter() - begun
     weights_bytes = sum(_bytes(held) for held in (*model.parameters(), *_of_blocks(model)))
     return Prepared(

@@ -18,7 +18,7 @@ from ..problem import Problem
 from ..problem.rows import Relaid, RowClass, row_classes
 from ..selector.candidates import candidates_for, choice_of
 from ..selector.offers import enabled_backends
-from ..selector.ranges import kind_of, stored_table
+from ..selector.ranges import kind_of, stored_table, timings_of
 from ..selector.segments import DEFAULT, Segment, Table, extended
 from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
@@ -29,8 +29,6 @@ from .member import Member, members_of
 NEAREST = 2
 """Number of tuned M, nearest first, whose choices are tried for another M."""
 
-KERNEL_TIMINGS: tuple[Timing, ...] = ("graph", "spaced")
-"""Timing modes of kernels, in isolation and next to others. The fastest by one mode is rarely much slower by the other."""
 Origin = Literal["store", "tuned", "only choice", "range", "default", "nearest", "fallback"]
 """Source of the choice of a plan."""
 
@@ -185,9 +183,9 @@ def range_plan_for(problem: Problem, device: DeviceInfo, settings: Settings) -> 
 
 def _made(rows_class: RowClass, device: DeviceInfo, settings: Settings, store: Store) -> RangePlan | None:
     """Make the plan by the table of the settings' timing mode, or else by that of the other mode. The rule serves other Ms."""
-    timings = dict.fromkeys((settings.timing, *(KERNEL_TIMINGS if settings.timing in KERNEL_TIMINGS else ())))
 
     def stored(kind: str) -> tuple[Timing, tuple[Table, str]] | None:
+        timings = timings_of(settings)
         found = ((timing, stored_table(rows_class, fingerprint_text(device, timing), store, kind)) for timing in timings)
         return next(((timing, table) for timing, table in found if table is not None), None)
 

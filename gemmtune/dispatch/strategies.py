@@ -91,16 +91,20 @@ def batch_invariant_choice(request: Request) -> Plan | None:
     problem, device, settings = request.problem, request.device, request.settings
     if not settings.batch_invariant:
         return None
+    if not (classes := row_classes(problem)):
+        reason = "an index picks or adds up its rows, so that it has no table of M"
+        remedy = "Call gemmtune.grouped_mm: under batch_invariant it runs the grouped product by a table, and the index in a step."
+        raise NoValidChoicesError(f"{problem}, batch-invariant", [("every choice", "refused", reason)], remedy)
     known = range_plan_for(problem, device, settings)
     if known is None and request.may_tune:
         rows = range(1, max(LEAST_INVARIANT_ROWS, problem.m) + 1)
         cost_us = host_us(device, settings)
-        tune_rows(row_classes(problem)[0], rows, device, settings, request.store, FirstCall(problem), host_us=cost_us)
+        tune_rows(classes[0], rows, device, settings, request.store, FirstCall(problem), host_us=cost_us)
         forget_range_plans()
         known = range_plan_for(problem, device, settings)
     found = known.find(problem) if known is not None else "nothing is stored, and tune is 'never'"
     if isinstance(found, str):
-        made_by = command(row_classes(problem)[0], max(USUAL_ROWS, problem.m), batch_invariant=True)
+        made_by = command(classes[0], max(USUAL_ROWS, problem.m), batch_invariant=True)
         remedy = f"Make a table that has it: {made_by}. Torch is no way out: the bits of a row depend on its batch."
         raise NoValidChoicesError(f"{problem}, batch-invariant", [("every choice", "refused", found)], remedy)
     return Plan(problem=problem, choice=found.choice, kernel=found.kernel, origin=found.origin, shared=known)

@@ -25,8 +25,9 @@ from ..settings import Settings
 from ..store.store import open_store
 from ..workers.worker import NoWorkerError
 from .eager import scalars_of
+from .experts import is_experts
 from .measured import in_models
-from .modules import is_conv1d, is_experts, is_linear
+from .modules import is_conv1d, is_linear
 from .picks import stated
 
 log = logging.getLogger("gemmtune")

@@ -11,37 +11,74 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import settings
+from ..device import detect
 from ..errors import InvalidProblemError
+from ..ops.grouped import grouped_mm
 from ..ops.products import addmm, mm
 from ..problem import Problem
+from ..problem.grouped_compositions import grouped_by_terms, grouped_product, within_groups
 from ..problem.layout import ALIGNED_BYTES
 from ..problem.rows import RowClass, row_classes, with_rows
 from ..quantized.weight import QuantizedWeight
+from ..selector.ranges import stored_table
+from ..selector.segments import INVARIANT
+from ..settings import Settings
+from ..store.key import fingerprint_text
+from ..store.store import open_store
 from ..tuning.tune import tune as run_tuning
+from .measured import in_models
 from .record import record
 
 LEAST_ROWS = 256
 """Rows of a table that ``optimize`` makes, at least. Larger batches of the example make it longer."""
-_collected: ContextVar[list[Problem] | None] = ContextVar("gemmtune_invariant_problems", default=None)
+Wanted = tuple[Problem, int]
+"""Problem of a layer, and the number of its rows for each token: the experts of a token, otherwise 1."""
+_collected: ContextVar[list[Wanted] | None] = ContextVar("gemmtune_invariant_problems", default=None)
 """Problems of the layers that run in a ``collecting`` block."""
 
 
 def invariant_linear(module: nn.Linear, input: Tensor) -> Tensor:
     """Run the forward of an ``nn.Linear`` so that the bits of a row do not depend on its batch."""
-    return _product(input, module.weight, module.bias, transposed=True)
+    return product_of_layer(input, module.weight, module.bias)
 
 
 def invariant_conv1d(module: Any, x: Tensor) -> Tensor:
     """Run the forward of HF's Conv1D, x @ weight + bias, so that the bits of a row do not depend on its batch."""
-    return _product(x, module.weight, module.bias, transposed=False)
+    return product_of_layer(x, module.weight, module.bias, transposed=False)
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool) -> Tensor:
+def product_of_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, transposed: bool = True) -> Tensor:
+    """Return input @ weightᵀ + bias, without ``transposed`` input @ weight + bias, with bits that do not depend on the batch."""
+    if isinstance(weight, QuantizedWeight) and _in_a_graph(input):
+        return _quantized_operator(input, weight.tensor, weight.scales, weight.zero_points, bias, None, weight.encoding)  # type: ignore[no-any-return]
+    if _as_operator(input, weight, bias):
+        return _operator(input, weight, bias, transposed)  # type: ignore[no-any-return]
+    return _multiplied(input, weight, bias, transposed)
+
+
+def invariant_grouped(x: Tensor, matrix: Tensor, offs: Tensor, copies: int) -> Tensor:
+    """Return the product of rows [M, K] of groups with a matrix [G, K, N], with bits that do not depend on the batch.
+
+    ``copies`` is the number of rows of each token.
+    """
+    if isinstance(matrix, QuantizedWeight) and _in_a_graph(x):
+        return _quantized_operator(x, matrix.tensor, matrix.scales, None, None, offs, matrix.encoding)  # type: ignore[no-any-return]
+    if _as_operator(x, matrix):
+        return _grouped_operator(x, matrix, offs, copies)  # type: ignore[no-any-return]
+    return _multiplied_in_groups(x, matrix, offs, copies)
+
+
+def _in_a_graph(x: Tensor) -> bool:
+    """Return True in a graph without gradients. With them a product with a quantized weight runs between two graphs."""
+    return torch.compiler.is_compiling() and not (torch.is_grad_enabled() and x.requires_grad)
+
+
+def _as_operator(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Return True for a product in a graph or with gradients, unless a rule of a quantized weight computes it."""
     operands = (x, weight) if bias is None else (x, weight, bias)
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands)
-    if (torch.compiler.is_compiling() or (differentiated and _collected.get() is None)) and not isinstance(weight, QuantizedWeight):
-        return _operator(x, weight, bias, transposed)  # type: ignore[no-any-return]
-    return _multiplied(x, weight, bias, transposed)
+    asked = torch.compiler.is_compiling() or (differentiated and _collected.get() is None)
+    return asked and not isinstance(weight, QuantizedWeight)
 
 
 def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
@@ -55,7 +92,7 @@ def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool
     if (found := _collected.get()) is not None:  # torch computes the product, whose problem is collected
         with record() as recording:
             result = functional.linear(rows, weight if transposed else weight.t(), bias)
-        found += recording.problems()
+        found += [(problem, 1) for problem in recording.problems()]
     else:
         with settings.patch(batch_invariant=True, tune="never"):
             if isinstance(weight, QuantizedWeight):  # its rules call the operators, which follow the settings
@@ -66,10 +103,22 @@ def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool
     return result.reshape(*x.shape[:-1], result.shape[-1])
 
 
+def _multiplied_in_groups(x: Tensor, matrix: Tensor, offs: Tensor, copies: int) -> Tensor:
+    """Return the grouped product by the stored table. Raises as ``_multiplied``."""
+    found = _collected.get()
+    if found is None:
+        with settings.patch(batch_invariant=True, tune="never"):
+            return grouped_mm(x, matrix, offs)
+    with settings.patch(batch_invariant=False, tune="never"), record() as recording:
+        result = grouped_mm(x, matrix, offs)
+    found += [(problem, copies) for problem in recording.problems()]
+    return result
+
+
 @contextmanager
-def collecting() -> Iterator[list[Problem]]:
+def collecting() -> Iterator[list[Wanted]]:
     """Collect the problems of batch-invariant layers in a block. torch computes them."""
-    found: list[Problem] = []
+    found: list[Wanted] = []
     token = _collected.set(found)
     try:
         yield found
@@ -77,16 +126,27 @@ def collecting() -> Iterator[list[Problem]]:
         _collected.reset(token)
 
 
-def tune_layers(problems: list[Problem], rows: range | None, *, progress: bool) -> None:
+def tune_layers(wanted: list[Wanted], rows: range | None, *, progress: bool) -> None:
     """Make the batch-invariant table of each class of problems, for ``rows``, or for those that occurred and LEAST_ROWS."""
-    most: dict[RowClass, int] = {}
-    for problem in problems:
+    ranges: dict[RowClass, range] = {}
+    for problem, copies in wanted:
         if not problem.empty:
             # One row leaves open which operands follow M: two rows do not.
             (rows_class, *_) = row_classes(problem if problem.m > 1 else with_rows(dataclasses.replace(problem), 2))
-            most[rows_class] = max(most.get(rows_class, LEAST_ROWS), problem.m)
-    for rows_class, m in most.items():
-        run_tuning(rows_class.problem, m=rows or range(1, m + 1), batch_invariant=True, progress=progress)
+            asked = range(1, LEAST_ROWS + 1) if rows is None else rows
+            asked = range(asked.start, asked[-1] * copies + 1)
+            most = max(asked[-1], problem.m if rows is None else 0, ranges.get(rows_class, asked)[-1])
+            ranges[rows_class] = range(asked.start, most + 1)
+    for rows_class, asked in ranges.items():
+        chosen = _timed_as(rows_class, settings.current())
+        run_tuning(rows_class.problem, m=asked, batch_invariant=True, progress=progress, settings=chosen)
+
+
+def _timed_as(rows_class: RowClass, current: Settings) -> Settings:
+    """Return the settings by which a table is measured: in models, unless one of the current mode is stored, which goes first."""
+    device = detect(rows_class.problem.device_type)
+    known = stored_table(rows_class, fingerprint_text(device, current.timing), open_store(current), INVARIANT)
+    return in_models(current, device) if known is None else current
 
 
 def check_layers(model: nn.Module) -> None:
@@ -126,3 +186,51 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, N
 
 
 _operator.register_autograd(_gradients, setup_context=_saved)
+
+
+_GROUPED_SCHEMA = "(Tensor x, Tensor matrix, Tensor offs, int copies) -> Tensor"
+_grouped_operator = torch.library.custom_op(
+    "gemmtune::invariant_grouped", _multiplied_in_groups, mutates_args=(), schema=_GROUPED_SCHEMA
+)
+"""The product of groups as graphs of torch.compile have it."""
+
+
+@_grouped_operator.register_fake
+def _(x: Tensor, matrix: Tensor, offs: Tensor, copies: int) -> Tensor:  # noqa: ARG001 - the operator's arguments
+    return x.new_empty(x.shape[0], matrix.shape[2])
+
+
+def _gradients_in_groups(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    """Return the gradients by torch. Rows of no group have zeros."""
+    x, matrix, offs = ctx.saved_tensors
+    of_x = within_groups(grouped_product(grad, matrix.mT, offs), offs)
+    return of_x, grouped_by_terms(x.t(), grad, offs), None, None
+
+
+def _saved_groups(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch calls it so
+    ctx.save_for_backward(*inputs[:3])
+
+
+_grouped_operator.register_autograd(_gradients_in_groups, setup_context=_saved_groups)
+
+
+def _multiplied_by_parts(
+    x: Tensor, numbers: Tensor, scales: Tensor | None, zeros: Tensor | None, bias: Tensor | None, offs: Tensor | None, encoding: str
+) -> Tensor:
+    """Return the product with a quantized weight of these parts, for the rows of groups if there are offsets."""
+    weight = QuantizedWeight(numbers, scales, zeros, encoding=encoding)  # type: ignore[arg-type]
+    return _multiplied(x, weight, bias, False) if offs is None else _multiplied_in_groups(x, weight, offs, 1)
+
+
+_quantized_operator = torch.library.custom_op(
+    "gemmtune::invariant_quantized",
+    _multiplied_by_parts,
+    mutates_args=(),
+    schema="(Tensor x, Tensor numbers, Tensor? scales, Tensor? zeros, Tensor? bias, Tensor? offs, str encoding) -> Tensor",
+)
+"""Both products with the parts of a quantized weight, as graphs have it."""
+
+
+@_quantized_operator.register_fake
+def _(x: Tensor, numbers: Tensor, *_: object) -> Tensor:
+    return x.new_empty(*x.shape[:-1], numbers.shape[-1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from importlib.util import find_spec
 from types import MethodType
 from typing import Any
@@ -30,6 +30,7 @@ from ..quantized.rounding import SCALE_DTYPES
 from ..quantized.weight import QuantizedWeight
 from ..toolchain.driver import find_driver
 from .eager import Bound, bound_for, plain_here, scalars_of
+from .experts import has_matrices, invariant_experts, invariant_router, routers_of
 from .invariant import invariant_conv1d, invariant_linear
 from .picks import table_for
 from .sparsify import is_sparse, sparse_linear
@@ -176,7 +177,7 @@ def conv1d(module: Any, x: Tensor) -> Tensor:
 
 _INVARIANT: dict[Any, Callable[..., Tensor]] = {linear: invariant_linear, conv1d: invariant_conv1d}
 """Forwards to their batch-invariant ones."""
-FORWARDS = (linear, conv1d, sparse_linear, *_INVARIANT.values())
+FORWARDS = (linear, conv1d, sparse_linear, invariant_experts, invariant_router, *_INVARIANT.values())
 for _forward in FORWARDS:
     _forward.__name__ = "forward"  # the name by which pickle finds a method again: that of the module's class
 
@@ -225,20 +226,27 @@ def optimized(model: nn.Module, *, sparse_only: bool = False, batch_invariant: b
     """Give every supported layer our forward, and return the number of layers that have it.
 
     With ``sparse_only`` only layers with block-sparse weights count. With ``batch_invariant`` layers get the forwards of
-    ``invariant``. A layer with another forward, in its class or in the object, does not change.
+    ``invariant``, and experts and their routers too. A layer with another forward, in its class or in the object, does not change.
     """
-    count = 0
+    count, routers = 0, routers_of(model) if batch_invariant else ()
     for module in model.modules():
         forward: Any = (
             sparse_linear if is_sparse(module) else linear if is_linear(module) else conv1d if is_conv1d(module) else None
         )
         free = "forward" not in module.__dict__ or _is_ours(module) or _is_its_class(module)
-        if batch_invariant and free and forward in _INVARIANT:
-            module.__dict__["forward"] = MethodType(_INVARIANT[forward], module)
+        if batch_invariant and free and (invariant := _invariant_of(module, forward, routers)) is not None:
+            module.__dict__["forward"] = MethodType(invariant, module)
         elif forward is not None and free and not is_optimized(module) and (forward is sparse_linear or not sparse_only):
             module.__dict__["forward"] = MethodType(forward, module)
         count += is_optimized(module)
     return count
+
+
+def _invariant_of(module: nn.Module, forward: Any, routers: Collection[nn.Module]) -> Callable[..., Any] | None:
+    """Return the batch-invariant forward of a module whose other forward of ours is ``forward``, or None."""
+    if forward is None and has_matrices(module):
+        return invariant_experts
+    return invariant_router if module in routers else _INVARIANT.get(forward)
 
 
 def restored(model: nn.Module) -> None:
@@ -274,8 +282,3 @@ def is_conv1d(module: nn.Module) -> bool:
     """Return True if the module's class has the forward of HF's Conv1D."""
     kind = getattr(sys.modules.get(_CONV1D), "Conv1D", None)
     return kind is not None and getattr(type(module), "forward", None) is kind.forward
-
-
-def is_experts(module: nn.Module) -> bool:
-    """Return True for experts of transformers: their weights are Parameters [G, N, K], or with ``is_transposed`` [G, K, N]."""
-    return isinstance(getattr(module, "num_experts", None), int) and isinstance(getattr(module, "is_transposed", None), bool)

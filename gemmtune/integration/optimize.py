@@ -21,9 +21,10 @@ from . import compile as compile_pass
 from .adjacent import lay_out, same_inputs
 from .background import ROWS, Job, tuning_in_background
 from .defaults import verify_defaults
+from .experts import has_matrices
 from .invariant import check_layers, collecting, tune_layers
 from .measured import in_models, prepare_tuning, tune_products, tune_tables
-from .modules import check_model, compile_again, is_experts, is_optimized, optimized, restored
+from .modules import check_model, compile_again, is_optimized, optimized, restored
 from .record import record
 from .sparsify import sparse_problems
 from .weights import classes_of, tables_and_singles
@@ -55,15 +56,16 @@ def optimize(
         m: the numbers of rows of the tables, as ``range(1, 8193)`` or (1, 8192): tokens of a batch or a prompt, not sequences.
             Without ``tune`` all linear layers get tables, and the model does not run.
         progress: show the progress of the tuning on standard error.
-        batch_invariant: run every layer by the batch-invariant table of its weight, and never by torch, like the setting of that
-            name. Without a table for its rows a layer raises NoValidChoicesError.
+        batch_invariant: run every layer, and experts of transformers and their routers, by the batch-invariant tables of their
+            weights, and never by torch, like the setting of that name. Without a table they raise NoValidChoicesError. A warning
+            names modules with other matrices.
 
     Returns:
         The model. If the call fails or is interrupted, its layers keep the forwards that they had.
 
     Raises:
         InvalidProblemError: not a module, no example inputs, ``m`` is no range of rows, no table can serve it, or with
-            ``batch_invariant`` a block-sparse weight.
+            ``batch_invariant`` a block-sparse weight, or experts for which only ``m`` is given.
     """
     check_model("optimize", model, "; for functions there is gemmtune.use()")
     current = settings.current()
@@ -104,13 +106,10 @@ def _by_picks(model: M, tune: Any, rows: range | None, progress: bool, *, later:
 def _invariant(model: M, example: Any, rows: range | None, progress: bool) -> M:
     """Give every layer a batch-invariant forward. Tables are made for the products of example inputs, or for all layers."""
     check_layers(model)
-    if experts := [name or "the model" for name, module in model.named_modules() if is_experts(module)]:
-        more = f" and {len(experts) - 1} more" if experts[1:] else ""
-        warnings.warn(
-            f"optimize: batch_invariant: got experts ({experts[0]}{more}), expected linear layers alone: the bits of what experts "
-            "and their routers compute still depend on the batch. gemmtune.grouped_mm has tables under the setting batch_invariant",
-            RuntimeWarning,
-            stacklevel=3,
+    if rows is not None and example is None and any(map(has_matrices, model.modules())):
+        raise InvalidProblemError(
+            "optimize: batch_invariant: got m without example inputs for a model with experts, expected tune=inputs too: their run "
+            "shows how many experts a token has"
         )
     classes = _classes(model) if rows is not None and example is None else []
     with _all_or_none(model):
@@ -120,10 +119,25 @@ def _invariant(model: M, example: Any, rows: range | None, progress: bool) -> M:
                 _run(model, example)
             tune_layers(problems, rows, progress=progress)
         elif rows is not None:
-            tune_layers([rows_class.problem for rows_class in classes], rows, progress=progress)
+            tune_layers([(rows_class.problem, 1) for rows_class in classes], rows, progress=progress)
         if example is not None or rows is not None:
             compile_again()
+    if others := [name or "the model" for name, x in model.named_modules() if not is_optimized(x) and _has_matrix(x)]:
+        more = f" and {len(others) - 3} more" if others[3:] else ""
+        warnings.warn(
+            f"optimize: batch_invariant: got modules with other matrices ({', '.join(others[:3])}{more}), expected linear layers "
+            "and experts of transformers: the bits of other products still depend on the batch. Call gemmtune.mm, bmm or "
+            "grouped_mm there, under the setting batch_invariant",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     return model
+
+
+def _has_matrix(module: nn.Module) -> bool:
+    """Return True for Parameters that a product may read, other than those of embeddings and positions."""
+    own = (x for x in module._parameters.values() if x is not None and x.dim() > 1 and x.shape[0] > 1)
+    return not isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and any(True for _ in own)
 
 
 @contextmanager

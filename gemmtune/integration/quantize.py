@@ -14,8 +14,9 @@ from ..errors import InvalidProblemError
 from ..foreign import shown
 from ..problem.dtypes import dtype_name
 from ..quantized.weight import QuantizedWeight
+from .experts import is_experts
 from .flat_state import flatten_state_dict, unflatten_state_dict
-from .modules import check_model, is_conv1d, is_experts, is_linear
+from .modules import check_model, is_conv1d, is_linear
 from .replaced import replacing
 
 __all__ = ["flatten_state_dict", "quantize_", "unflatten_state_dict"]

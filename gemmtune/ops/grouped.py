@@ -11,13 +11,15 @@ from ..dispatch.grouped import Form, form_of
 from ..dispatch.keys import NOTHING
 from ..errors import InvalidProblemError
 from ..operand_kinds import Encoding, Gate
-from ..problem.grouped_compositions import added_by_token, gated_columns, within_groups
+from ..problem.grouped_compositions import added_alike, added_by_token, gated_columns, within_groups
 from ..problem.operations import OPERATIONS
 from ..quantized.weight import QuantizedWeight
-from .operate import is_compiling, operate
+from .operate import is_batch_invariant, is_compiling, operate
 
 Tensor = torch.Tensor
 EpilogueFunction = Callable[..., Tensor]
+IN_STEPS = ("routed_grouped_mm", "combined_grouped_mm")
+"""Operations without tables of M, since an index makes M differ from the rows of a or of the result, or without classes."""
 
 
 @gemm(ops=tuple(op for op, row in OPERATIONS.items() if "grouped_mm" in (op, row.function)))
@@ -65,6 +67,9 @@ def grouped_mm(
 def _by_form(
     form: Form, quantized: bool, out: Tensor | None, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor]
 ) -> Tensor:
+    if form.op in IN_STEPS and is_batch_invariant():
+        result = _in_steps(form, epilogue, epilogue_args, added_alike)
+        return result if out is None else _into(out, result)
     if quantized and out is None and epilogue is None and not _has_gradient(form, epilogue_args):
         # The rule of the weight multiplies all experts at once. torch's composition takes one after the other on a CPU.
         options = {"gated": form.options[0]} if any(form.options) else {}
@@ -72,7 +77,7 @@ def _by_form(
     if form.transposed:
         return _transposed(form, out, epilogue, tuple(map(transposed_operand, epilogue_args)) if epilogue_args else NOTHING)
     if OPERATIONS[form.op].gradient is None and out is None and _has_gradient(form, epilogue_args):
-        return _followed(form, epilogue, epilogue_args)
+        return _in_steps(form, epilogue, epilogue_args, added_by_token)
     return operate(form.op, form.operands, out, epilogue, epilogue_args, (), form.options)
 
 
@@ -111,19 +116,30 @@ def _transposed(form: Form, out: Tensor | None, epilogue: EpilogueFunction | Non
     return result
 
 
-def _followed(form: Form, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor]) -> Tensor:
-    """Do a product with picked, gated or summed rows by a grouped product and separate steps. Autograd keeps their results."""
+def _into(out: Tensor, result: Tensor) -> Tensor:
+    if (out.shape, out.dtype) != (result.shape, result.dtype):
+        raise InvalidProblemError(f"out: got {list(out.shape)} {out.dtype}, expected {list(result.shape)} {result.dtype}")
+    return out.copy_(result)
+
+
+def _in_steps(
+    form: Form, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor], added: Callable[..., Tensor]
+) -> Tensor:
+    """Do a product with picked, gated or summed rows by a grouped product and separate steps.
+
+    Autograd keeps their results, and the grouped product has batch-invariant tables.
+    """
     a, b, offs, *rest = form.operands
     if form.op == "combined_grouped_mm":
         if epilogue is not None:
             raise InvalidProblemError("combined_grouped_mm: takes no epilogue; apply the function to its result")
         slots, weights = rest
-        return added_by_token(operate("grouped_mm", (a, b, offs), None, None, NOTHING), offs, slots, weights)
+        return added(grouped_mm(a, b, offs), offs, slots, weights)
     x = within_groups(a.index_select(0, rest[0]), offs) if rest else a  # the gradient of a row behind the last group is anything
     gated = form.options[0]
     if not gated:
-        return operate("grouped_mm", (x, b, offs), None, epilogue, epilogue_args)
-    result = gated_columns(operate("grouped_mm", (x, b, offs), None, None, NOTHING), gated)
+        return grouped_mm(x, b, offs, epilogue=epilogue, epilogue_args=epilogue_args)
+    result = gated_columns(grouped_mm(x, b, offs), gated)
     return result if epilogue is None else epilogue(result, *epilogue_args)
 
 

@@ -125,16 +125,17 @@ def _in_a_graph(call: Call) -> Tensor:
 
     The bits of torch's dense products depend on the batch. With ``batch_invariant`` an operator reads the settings in each run.
     """
-    dense = call.operation.name in DENSE_OPS and not _is_batch_invariant()
+    dense = call.operation.name in DENSE_OPS and not is_batch_invariant()
     return by_torch(call) if dense or call.operation.name in SPARSE_OPS else by_operator(call)
 
 
-def _is_batch_invariant() -> bool:
+def is_batch_invariant() -> bool:
+    """Return the setting. A graph has that of its first call."""
     return given_settings().batch_invariant
 
 
 # The mark of torch.compiler.assume_constant_result, which would import the compiler. The setting is read once for a graph.
-_is_batch_invariant._dynamo_marked_constant = True  # type: ignore[attr-defined]
+is_batch_invariant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _served_rows(number: int, entry: Ready, call: tuple[Any, ...]) -> bool:

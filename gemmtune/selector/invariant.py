@@ -92,9 +92,7 @@ def invariant_table(work: Work, make: Make) -> Table:
     choices, times, refused = dict(work.choices), dict(work.times), dict[str, str]()
     likely = [x for x in ranked(work) if work.agreed in ("", str(x))]
     if work.agreed and not likely:
-        refused[work.agreed] = (
-            "a table for rows that lie otherwise in memory has this class, and no choice declares it for these rows"
-        )
+        refused[work.agreed] = "another stored table of this product has this class, and no choice declares it for these rows"
     for reduction in likely[:MOST_TRIED]:
         work.choices, work.times = choices, times
         try:
@@ -196,7 +194,12 @@ def _equal_classes(work: Work, whole: Choice, reduction: Reduction) -> list[Redu
 
 
 def _observed(work: Work, whole: Choice, members: Sequence[str]) -> dict[str, Choice]:
-    """Return the choices that declare nothing, are faster than the class somewhere, and have its bits at every M around there."""
+    """Return the choices that declare nothing, are faster than the class somewhere, and have its bits at every M around there.
+
+    None for groups: their sizes differ in calls with one M, and cannot all be compared.
+    """
+    if work.rows_class.problem.groups:
+        return {}
     gains: dict[str, float] = {}
     near: dict[str, set[int]] = {}
     sampled = sorted(work.times)

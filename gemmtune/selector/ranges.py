@@ -16,8 +16,8 @@ from ..effort import EFFORT
 from ..errors import InvalidProblemError, NoValidChoicesError, StoreError
 from ..filters import why_not_named
 from ..problem.rows import RowClass
-from ..settings import Settings
-from ..store.key import canonical
+from ..settings import Settings, Timing
+from ..store.key import canonical, fingerprint_text
 from ..store.store import Ranged, Store
 from ..workers.locks import tuning_lock
 from .candidates import Candidates, Retry
@@ -40,6 +40,8 @@ from .siblings import Siblings
 log = logging.getLogger("gemmtune")
 
 WAITING = "another process tunes this range: waiting for it"
+KERNEL_TIMINGS: tuple[Timing, ...] = ("graph", "spaced")
+"""Timing modes of kernels, in isolation and next to others. The fastest by one mode is rarely much slower by the other."""
 FOLLOWING = ("a", "inp", "out", "scale_a")
 """Operands of a product that have rows of the batch."""
 MOST_OF_NEIGHBOUR = 3
@@ -66,11 +68,20 @@ def product_of(key: str) -> str:
     return canonical({**fields, **layouts, "m": 0, "epilogue": epilogue})
 
 
-def agreed_class(rows_class: RowClass, machine: str, store: Store) -> str:
-    """Return the reduction class of stored tables of the same product for rows that lie otherwise in memory; empty for none."""
-    product = product_of(rows_class.key)
+def timings_of(settings: Settings) -> tuple[Timing, ...]:
+    """Return the timing modes whose tables serve, that of the settings first."""
+    return tuple(dict.fromkeys((settings.timing, *(KERNEL_TIMINGS if settings.timing in KERNEL_TIMINGS else ()))))
+
+
+def agreed_class(work: Work, store: Store) -> str:
+    """Return the reduction class of other stored tables of a product; empty for none.
+
+    Their rows lie otherwise in memory, or they were measured in another timing mode.
+    """
+    own, machines = work.rows_class.key, [fingerprint_text(work.device, timing) for timing in timings_of(work.settings)]
     for fact in store.every_ranged():
-        if (fact.kind, fact.fingerprint) == (INVARIANT, machine) and fact.key != rows_class.key and product_of(fact.key) == product:
+        other = fact.fingerprint in machines and (fact.key, fact.fingerprint) != (own, machines[0])
+        if fact.kind == INVARIANT and other and product_of(fact.key) == product_of(own):
             with contextlib.suppress(StoreError, InvalidProblemError):  # it is made anew when it is needed
                 return Table.of(fact).reduction
     return ""
@@ -126,7 +137,7 @@ def tune_rows(
 
 def _measured(work: Work, store: Store, recorded: Sequence[int], *, limits: bool, retry: Retry) -> RangeResult:
     invariant = work.settings.batch_invariant
-    work.agreed = agreed_class(work.rows_class, work.fingerprint, store) if invariant else ""
+    work.agreed = agreed_class(work, store) if invariant else ""
     with contextlib.closing(work):
         _measure_samples(work, store, recorded, limits=limits, retry=retry)
         table = invariant_table(work, _table) if invariant else _table(work)

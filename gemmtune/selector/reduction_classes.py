@@ -108,7 +108,7 @@ def _best_us(work: Work, reduction: Reduction) -> dict[int, float]:
     found = _least(work.times, set(members))
     reference = reference_of(work, members)
     whole = work.at(reference, top_row(work)) if reference is not None else None
-    if not isinstance(whole, Choice):
+    if not isinstance(whole, Choice) or whole.problem.groups:
         return found
     with open_session(whole.problem, work.device, work.settings) as session:
         for m, here in work.times.items():

@@ -109,7 +109,7 @@ class RowBits:
         """Return the result of a choice on the rows of a set of operands from ``begin`` on."""
         part = choice.problem
         operands = some_rows(self._sets[i][1], part, begin)
-        if operands.offs is not None:
+        if operands.offs is not None and not part.divides_terms:
             operands = dataclasses.replace(operands, offs=(operands.offs - begin).clamp(0, part.m))
         a, b, *rest = operands.tensors
         out = allocate(part.out, a.device)

@@ -69,7 +69,7 @@ def has_compiler() -> bool:
     return find_cuobjdump() is not None
 
 
-CLUSTER_SHAPES = (*cluster.SHAPES, *cluster.MIDDLE, *cluster.ONE_RUN[:5])
+CLUSTER_SHAPES = (*cluster.SHAPES, *cluster.MIDDLE, *cluster.ONE_RUN[:6])
 CLUSTER = [choice(mm(512, 512, layout=layout), shape) for shape in CLUSTER_SHAPES for layout in ("nt", "tn", "nn")
            if layout == "nt" or (shape.block_n % 64 == 0 and (shape.cluster_tiles > 1 or layout == "tn"))]  # fmt: skip
 FIELDS: list[dict[str, Any]] = [

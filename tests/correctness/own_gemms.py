@@ -20,6 +20,30 @@ def right(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b)
 
 
+in_parts_of_8 = gemm(deterministic=True, dtypes=("float32",), devices=("cpu",), threads=True, reduction="fma/8")
+
+
+def _summed(a: Tensor, b: Tensor, length: int) -> Tensor:
+    """Return the sum of partial sums over ``length`` elements of K, by operations that treat every element alike."""
+    total = torch.zeros(a.shape[0], b.shape[1])
+    for begin in range(0, a.shape[1], length):
+        part = torch.zeros_like(total)
+        for k in range(begin, min(begin + length, a.shape[1])):
+            part = part + a[:, k : k + 1] * b[k]
+        total = total + part
+    return total
+
+
+@in_parts_of_8
+def in_parts(a: Tensor, b: Tensor) -> Tensor:
+    return _summed(a, b, 8)
+
+
+@in_parts_of_8
+def in_parts_for_many_rows(a: Tensor, b: Tensor) -> Tensor:
+    return _summed(a, b, 8 if a.shape[0] > 3 else a.shape[1])
+
+
 @gemm(deterministic=True, ops=("addmm",), dtypes=("float32",), alpha=True, out=True, bias=("n",), bias_name="inp")
 def right_addmm(a: Tensor, b: Tensor, *, inp: Tensor, alpha: float, out: Tensor | None = None) -> Tensor:
     return torch.addmm(inp, a, b, alpha=alpha) if out is None else torch.addmm(inp, a, b, alpha=alpha, out=out)

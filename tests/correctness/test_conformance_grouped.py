@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import Counter
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import torch
 from grouped_gemms import MUTANTS, Grouped, Mutant
 from grouped_gemms import TRAITS as EVERY
 from grouped_mutants import ROWS, TERMS, of_rows, of_terms
+from mutants.products import one_by_one
 
 import gemmtune
 from gemmtune import settings
@@ -95,6 +97,34 @@ def test_wrong_products_are_found(form: str, name: str) -> None:
     wrong = subject(name) if form == "rows" else subject("right", name)
     cases = [case for case in some_cases() if case.op == ("grouped_mm" if form == "rows" else "grouped_k_mm")]
     assert any(judge(wrong, case, CPU).status is CaseStatus.FAILED for case in cases)
+
+
+def _by_size(a: Tensor, b: Tensor, pieces: list[tuple[int, int]]) -> Tensor:
+    """Return a @ b[g], with K in two parts for groups of few rows."""
+    result, half = a.new_zeros((a.shape[0], b.shape[-1])), a.shape[1] // 2
+    for g, (begin, end) in enumerate(pieces):
+        cut = half if end - begin <= 2 else a.shape[1]
+        rows = a[begin:end]
+        result[begin:end] = one_by_one(rows[:, :cut], b[g, :cut]) + one_by_one(rows[:, cut:], b[g, cut:])
+    return result
+
+
+def _one_by_one(a: Tensor, b: Tensor, pieces: list[tuple[int, int]]) -> Tensor:
+    return torch.cat([one_by_one(a[begin:end], b[g]) for g, (begin, end) in enumerate(pieces)])
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_bits_that_depend_on_the_size_of_a_group_are_found(right: bool) -> None:
+    traits = dataclasses.replace(EVERY, ops=PLAIN[:1], dtypes=("float32",), batch_invariant=True, splits=2)
+    wanted = next(x for x in PROPERTIES if x.name == "batch-invariance")
+    made = NamespaceSubject("groups", Grouped(multiply=_one_by_one if right else _by_size), traits)
+    cases = [case for case in wanted.cases(Scope(traits=made.traits)) if case.m * case.n * case.k <= 2**18]
+    judged = [judge(made, case, CPU) for case in cases[:6]]
+    assert judged
+    if right:
+        assert {outcome.status for outcome in judged} == {CaseStatus.PASSED}
+    else:
+        assert any("without the others: the bits among all rows" in x.message for o in judged for x in o.failures)
 
 
 def test_cached_offsets_are_found() -> None:

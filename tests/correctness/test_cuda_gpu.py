@@ -91,6 +91,8 @@ CASES: dict[str, tuple[Make, int, Any]] = {
     "fused": (lambda k: gated(mm(100, 136, k)), 16392, cluster("64x64x64_s12_k2")),
     "one-run-of-16": (lambda k: mm(13, 1000, k), 8200, cluster("64x16x128_s10_k1")),
     "one-run-of-32": (lambda k: addmm(100, 264, k), 4104, cluster("64x32x128_s8_k1")),
+    "one-run-of-48": (lambda k: mm(96, 520, k, "nt"), 4104, cluster("64x48x128_s7_k1_1x2")),
+    "one-run-of-48-stacked": (lambda k: mm(90, 264, k, dtype=F16), 2056, cluster("64x48x128_s7_k1_2x1")),
     "one-run-of-64": (lambda k: bmm(2, 72, 136, k, "tt", F16), 2056, cluster("64x64x128_s6_k1")),
     "one-run-beside": (lambda k: mm(72, 264, k, dtype=F16), 4104, cluster("64x32x128_s8_k1_1x2")),
     "one-run-stacked": (lambda k: addmm(136, 264, k, "nt", BF16, "mn"), 4104, cluster("64x32x128_s8_k1_2x1")),

@@ -21,6 +21,7 @@ from gemmtune import cli, settings
 from gemmtune.backends.own import targets
 from gemmtune.declaration.labels import GROUPED, OPS, ROWS
 from gemmtune.dispatch.ready import forget_plans
+from gemmtune.errors import NoValidChoicesError
 from gemmtune.integration.compile.store_policy import StorePolicy
 from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for
@@ -37,6 +38,23 @@ def name_of(gemm: str) -> str:
 
 def target_of(gemm: str) -> str:
     return gemm if ":" in gemm else f"own_gemms:{gemm}"
+
+
+def test_a_declared_reduction_is_proved(own_store: Path):
+    """A GEMM that declares nothing, and one that does not hold what it declares, leave the range without a class."""
+    refused = {
+        "right": "own_gemms:right: refused: declares no reduction",
+        "in_parts_for_many_rows": r"fma, K in 5 parts of 8: refused: .* M = 1: .* have other bits alone than among 8 rows",
+    }
+    for gemm, reason in refused.items():
+        with only(target_of(gemm), search="quick"), pytest.raises(NoValidChoicesError, match=reason):
+            gemmtune.tune(MM, m=range(1, 9), batch_invariant=True, progress=False)
+    with only(target_of("in_parts"), search="quick", batch_invariant=True):
+        [found] = gemmtune.tune(MM, m=range(1, 9), progress=False)
+        assert {x.name for x in found.table.segments} == {name_of("in_parts")}
+        a = torch.randn(8, 33)
+        whole = gemmtune.mm(a, B)
+        assert all(torch.equal(gemmtune.mm(a[:m], B), whole[:m]) for m in range(1, 8))
 
 
 @pytest.fixture(autouse=True)

@@ -217,6 +217,36 @@ def test_bits_of_a_row_do_not_depend_on_its_batch(name: str, frozen: Callable[[]
             assert torch.equal(op.call(a[-m:].clone(), *rest), whole[-m:]), m
 
 
+class Experts(torch.nn.Module):
+    """Experts as transformers has them. ``optimize`` gives them a forward."""
+
+    num_experts, is_transposed, has_gate, has_bias = 4, False, True, False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up_proj = torch.nn.Parameter(torch.randn(4, 256, 128, device="cuda", dtype=BF16) / 8, requires_grad=False)
+        self.down_proj = torch.nn.Parameter(torch.randn(4, 128, 128, device="cuda", dtype=BF16) / 8, requires_grad=False)
+
+    def _apply_gate(self, x: torch.Tensor) -> torch.Tensor:
+        gates, others = x.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gates) * others
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "int4", "float8"])
+def test_bits_of_a_token_do_not_depend_on_those_beside_it_in_experts(kind: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gemmtune.integration.invariant.LEAST_ROWS", 16)
+    experts = Experts()
+    if kind != "bfloat16":
+        gemmtune.quantize_(experts, kind)
+    x = torch.randn(150, 128, device="cuda", dtype=BF16)
+    weights, index = torch.randn(150, 4, device="cuda").softmax(-1).topk(2)
+    gemmtune.optimize(experts, tune=(x, index, weights), batch_invariant=True, progress=False)
+    whole = experts(x, index, weights)
+    for begin, end in ((0, 1), (149, 150), (3, 10), (0, 64), (20, 149)):
+        rows = slice(begin, end)
+        assert torch.equal(experts(x[rows], index[rows], weights[rows]), whole[rows]), (begin, end)
+
+
 ELSEWHERE = """
 import torch, gemmtune
 from gemmtune.dispatch import ready as plans

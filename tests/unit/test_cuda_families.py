@@ -230,7 +230,7 @@ def test_illegal_configs_are_counted_by_reason() -> None:
     reason = "an operand whose lines run across K is copied in lines of 64, and a tile has {} columns"
     assert {(r.name, r.count, r.reason) for r in found.refusals} == {
         (f"cuda:cluster:{count} configs", count, reason.format(columns))
-        for columns, count in ((160, 2), (96, 2), (32, 10), (16, 10))
+        for columns, count in ((160, 2), (96, 2), (48, 6), (32, 10), (16, 10))
     }
     small = dataclasses.replace(SM90, smem_per_block_bytes=64 * 1024)
     refused = offered("skinny", mixed(32, **INT4), device=small)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,10 @@ from gemmtune.choice import Availability, Choice, Kernel, Offers
 from gemmtune.device import DeviceInfo
 from gemmtune.dispatch.ready import forget_plans, plan_for
 from gemmtune.errors import NoValidChoicesError
+from gemmtune.integration import compile as compile_pass
 from gemmtune.numerics.reduction import Reduction, even_parts, parts_of, reduction_of
 from gemmtune.problem import Problem
+from gemmtune.problem.grouped_compositions import spans
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector.range_result import RangeResult
 from gemmtune.selector.reduction_classes import mean_loss
@@ -66,6 +69,7 @@ LENGTHS: dict[str, Callable[[int], int]] = {
     "steep": lambda m: K // 3,
     "even": lambda m: K,
     "rowwise": lambda m: K // 2,
+    "sized": lambda m: K,
 }
 """Length of the parts into which each kind divides K, by M."""
 DECLARED = {
@@ -78,6 +82,7 @@ DECLARED = {
     "steep": K // 3,
     "even": K,
     "rowwise": K // 2,
+    "sized": K,
 }
 TIMES_US: dict[str, Callable[[int], float]] = {
     "torch": lambda m: 10.0,
@@ -93,6 +98,7 @@ TIMES_US: dict[str, Callable[[int], float]] = {
     "steep": lambda m: 4.0 if m < 48 else 12.0,
     "even": lambda m: 10.5,
     "rowwise": lambda m: 3.0,
+    "sized": lambda m: 2.0,
 }
 
 
@@ -126,7 +132,18 @@ class Summing(Fake):
 
     def bind(self, loaded: object) -> Kernel:
         length = LENGTHS[self.kind](self.problem.m)
-        return Kernel(run=lambda out, tensors, scalars: out.copy_(summed(tensors[0], tensors[1], length)))
+        if self.problem.groups:
+            return Kernel(run=lambda out, tensors, scalars: self.in_groups(out, *tensors[:3]))
+        if self.problem.op == "mixed_mm":
+            return Kernel(run=lambda out, x, scalars: out.copy_(summed(x[0], x[1].float() * x[2].float(), length)))
+        return Kernel(run=lambda out, x, scalars: out.copy_(sum(x[2:], summed(x[0], x[1], length))))  # of addmm, too
+
+    def in_groups(self, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> None:
+        """Multiply the rows of each group. ``sized`` divides K in two for groups of few rows."""
+        length = self.problem.k // (K // LENGTHS[self.kind](self.problem.m))
+        for g, (begin, end) in enumerate(spans(offs.tolist(), len(a))):
+            few = self.kind == "sized" and end - begin <= 2
+            out[begin:end] = summed(a[begin:end], b[g], self.problem.k // 2 if few else length)
 
 
 def legal(kind: str, problem: Problem) -> bool:
@@ -137,9 +154,9 @@ AXES: list[bool] = []
 
 
 def made(kind: str, problem: Problem) -> Summing:
-    length = DECLARED.get(kind)
+    length = problem.k // (K // DECLARED[kind]) if kind in DECLARED else None
     own = "its own" if kind == "moved" and not AXES else ""
-    reduction = reduction_of(problem, "fake", parts=parts_of(K, length), own=own) if length else None
+    reduction = reduction_of(problem, "fake", parts=parts_of(problem.k, length), own=own) if length else None
     claims = dataclasses.replace(CLAIMS, splits=6, reduction=reduction)
     return Summing(name=f"fake:{kind}", backend="triton", problem=problem, claims=claims, baseline=kind == "torch", kind=kind)
 
@@ -263,7 +280,9 @@ def test_rows_that_lie_otherwise_in_memory_have_the_same_class(backend: SummingB
     with settings.patch(batch_invariant=True):
         whole = gemmtune.mm(rows if first == "rows" else columns, W)
         if first == "rows":
-            with pytest.raises(NoValidChoicesError, match=r"in 2 parts of 12: refused: a table for rows.*\n.*\nPass rows that are"):
+            with pytest.raises(
+                NoValidChoicesError, match=r"in 2 parts of 12: refused: another stored table.*\n.*\nPass rows that are"
+            ):
                 gemmtune.mm(columns, W)
             backend.kinds = ("torch", "rowwise", "halves", "run")
         for m in (24, 16, 7, 1):
@@ -314,6 +333,26 @@ def test_a_compiled_call_has_the_class(backend: SummingBackend):
         whole = gemmtune.mm(a, W) + 1
         assert all(torch.equal(compiled(a[:m]), whole[:m]) for m in (24, 7, 2))
     assert not torch.equal(a @ W + 1, whole), "torch has other bits"
+
+
+def test_graphs_of_the_pass_follow_the_setting(backend: SummingBackend):
+    """Without it torch's product stays, which is faster. A graph that ran before has other launches."""
+    tuned(backend, "torch", "run")
+    a = torch.randn(24, K)
+    compile_pass.install(tune=False)
+    try:
+        for way in (False, True):
+            torch._dynamo.reset()
+            compiled = torch.compile(lambda x: torch.mm(x, W) + 1, dynamic=way)
+            with settings.patch(batch_invariant=True, tune="never"):
+                whole = gemmtune.mm(a, W) + 1
+                assert all(torch.equal(compiled(a[:m]), whole[:m]) for m in (24, 7)), way
+                with pytest.raises(Exception, match=r"batch-invariant:\n.*nothing is stored, and tune is 'never'"):
+                    torch.compile(lambda x: torch.mm(x, W[:12]))(a[:, :12].contiguous())
+            torch._dynamo.reset()
+            assert not torch.equal(torch.compile(lambda x: torch.mm(x, W) + 1)(a), whole)
+    finally:
+        compile_pass.uninstall()
 
 
 def test_no_class_covers_the_range(backend: SummingBackend):
@@ -494,6 +533,20 @@ def test_layers_of_a_model_keep_the_bits_of_rows(backend: SummingBackend, monkey
     torch.testing.assert_close(given.grad, other.grad, atol=1e-5, rtol=1e-5)
 
 
+def test_graphs_of_quantized_layers_need_no_setting(backend: SummingBackend, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gemmtune.integration.invariant.LEAST_ROWS", 2)
+    backend.kinds = ("torch", "run")
+    model, x = gemmtune.quantize_(torch.nn.Sequential(torch.nn.Linear(K, N)), "int8"), torch.randn(24, K)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        gemmtune.optimize(model, tune=x, batch_invariant=True, progress=False)
+        whole = model(x)
+        assert all(torch.equal(f(x[:m]), whole[:m]) for f in (model, compiled) for m in (1, 7, 24))
+    rows = x.clone().requires_grad_()
+    torch.compile(model, backend="aot_eager")(rows).sum().backward()
+    assert rows.grad is not None
+
+
 @pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
 def test_a_layer_without_a_table_raises(backend: SummingBackend):
     backend.kinds = ("torch", "run")
@@ -511,8 +564,72 @@ def test_a_layer_without_a_table_raises(backend: SummingBackend):
     blocks.weight = torch.nn.Parameter(torch.eye(N, K).to_sparse_bsr((8, 8)), requires_grad=False)
     with pytest.raises(gemmtune.errors.InvalidProblemError, match="block-sparse weight in the model"):
         gemmtune.optimize(blocks, batch_invariant=True)
-    mixture = torch.nn.ModuleDict({"one": torch.nn.Module(), "two": torch.nn.Module()})
-    for module in mixture.values():
-        module.num_experts, module.is_transposed = 4, False
-    with pytest.warns(RuntimeWarning, match=r"got experts \(one and 1 more\), expected linear layers alone"):
-        gemmtune.optimize(mixture, batch_invariant=True)
+
+
+def test_a_model_names_the_modules_that_are_not_covered(backend: SummingBackend):
+    backend.kinds = ("torch", "run")
+    model = torch.nn.ModuleDict({name: torch.nn.Bilinear(2, 2, 2) for name in ("a", "b", "c", "d")})
+    model["tokens"], model["layer"], model["norm"] = torch.nn.Embedding(4, K), torch.nn.Linear(K, N), torch.nn.LayerNorm(N)
+    with pytest.warns(RuntimeWarning, match=r"got modules with other matrices \(a, b, c and 1 more\), expected linear layers"):
+        gemmtune.optimize(model, batch_invariant=True)
+    for name in "abcd":
+        del model[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gemmtune.optimize(model, batch_invariant=True)
+
+
+def grouped_operands(sizes: Sequence[int], groups: int = 3) -> tuple[torch.Tensor, ...]:
+    a, b = torch.randn(sum(sizes), K), torch.randn(groups, N, K).mT
+    return a, b, torch.tensor(sizes).cumsum(0).int()
+
+
+def test_a_row_of_a_group_has_its_bits_in_groups_of_any_size(backend: SummingBackend):
+    """``sized`` declares one run and does not hold it; ``silent`` declares nothing, and one M does not tell all sizes of groups."""
+    backend.kinds = ("torch", "silent", "run", "sized")
+    (result,) = gemmtune.tune(
+        Problem.grouped_mm(2, N, K, groups=3, dtype=torch.float32, layout="nt", device_type="cpu"),
+        m=range(1, 33),
+        batch_invariant=True,
+        progress=False,
+    )
+    assert intervals(result) == [(1, 32, "run")]
+    assert "other bits alone than among 32 rows" in result.wrong["fake:sized"]
+    a, b, offs = grouped_operands((1, 20, 11))
+    with settings.patch(batch_invariant=True, tune="never"):
+        whole = gemmtune.grouped_mm(a, b, offs)
+        for rows in (a[1:2], a[5:17]):
+            alone = gemmtune.grouped_mm(rows.clone(), b, torch.tensor([0, len(rows), len(rows)], dtype=torch.int32))
+            begin = 1 if len(rows) == 1 else 5
+            assert torch.equal(alone, whole[begin : begin + len(rows)])
+
+
+def test_picked_and_summed_rows_run_by_the_table_of_the_grouped_product(backend: SummingBackend):
+    """An index leaves no table of M: under the setting these operations run in steps. Each token has two experts."""
+    backend.kinds = ("torch", "run")
+    a, b, _ = grouped_operands((4, 4, 4))
+    index = torch.tensor([[0, 1], [1, 2], [0, 2], [2, 1], [0, 1], [1, 0]])
+    weights = torch.rand(6, 2)
+
+    down = torch.linspace(-1, 1, 3 * 8 * K).view(3, 8, K)
+
+    def moe(rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        experts, slots = index.flatten().sort(stable=True)
+        offs = torch.searchsorted(experts, torch.arange(3), right=True, out_int32=True)
+        gated = gemmtune.grouped_mm(rows, b, offs, rows=slots // 2, gated="silu")
+        return gemmtune.grouped_mm(gated, down, offs, scatter=(slots, weights), out=out)
+
+    gates, others = torch.einsum("tk,tckn->tcn", a[:6], b[index]).chunk(2, dim=-1)
+    expected = torch.einsum("tcn,tcnk,tc->tk", torch.nn.functional.silu(gates) * others, down[index], weights)
+    with settings.patch(batch_invariant=True):
+        whole = moe(a[:6], index, weights)
+        torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-4)
+        for m in (1, 2, 5):
+            assert torch.equal(moe(a[:m], index[:m], weights[:m]), whole[:m]), m
+        with pytest.raises(NoValidChoicesError, match=r"no table of M\nCall gemmtune.grouped_mm"):
+            torch.ops.gemmtune.combined_grouped_mm(a, b, torch.tensor([4, 8, 12], dtype=torch.int32), torch.arange(12), weights)
+        out = torch.empty_like(whole)
+        assert moe(a[:6], index, weights, out) is out
+        assert torch.equal(out, whole)
+        with pytest.raises(gemmtune.errors.InvalidProblemError, match=r"out: got \[5, 24\] torch.float32, expected \[6, 24\]"):
+            moe(a[:6], index, weights, out[:5])

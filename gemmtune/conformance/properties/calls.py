@@ -7,7 +7,7 @@ from threading import Barrier
 
 import torch
 
-from ...declaration.labels import OPS
+from ...declaration.labels import OPS, STRIDED
 from ...declaration.subject import Refused, SubjectSpec, load
 from ...numerics.guards import guarded_out
 from ...numerics.hard_rows import with_hard_rows
@@ -163,8 +163,10 @@ def check_reduction(bench: Bench) -> None:
 
 def _sets(bench: Bench) -> Iterator[tuple[str, Operands]]:
     """Yield random operands, then operands with rows on which another order of summation shows."""
-    yield "random", dataclasses.replace(bench.probes.random(), extra=bench.extra)
-    hard = with_hard_rows(bench.problem, bench.probes.random())
+    in_groups = bench.groups.random(bench.groups.patterns["uneven"]).operands if bench.problem.groups else None
+    random = bench.probes.random() if in_groups is None else in_groups
+    yield "random", dataclasses.replace(random, extra=bench.extra)
+    hard = with_hard_rows(bench.problem, random)
     if hard is not None:
         yield "hard", dataclasses.replace(hard, extra=bench.extra)
 
@@ -181,6 +183,8 @@ def _check_rows(whole_of: Bench, bench: Bench, name: str, operands: Operands) ->
             continue
         part = bench.sibling(m=count)
         given = some_rows(operands, part.problem, begin)
+        if given.offs is not None:
+            given = dataclasses.replace(given, offs=(given.offs - begin).clamp(0, count))
         result = part.call(given)
         row = first_other_row(whole, result, begin)
         if row is not None:
@@ -191,7 +195,12 @@ def _check_rows(whole_of: Bench, bench: Bench, name: str, operands: Operands) ->
 
 
 # 128 rows that share a scale cannot be separated. Strides of one row say nothing about the others.
-_SEPARABLE = Sample(budget=(18, 72, 300), shapes=SIZES, admits=lambda case: case.scales != "block_128x128")
+_SEPARABLE = Sample(
+    budget=(18, 72, 300),
+    shapes=SIZES,
+    ops=(*STRIDED, "grouped_mm", "mixed_grouped_mm", "scaled_grouped_mm"),
+    admits=lambda case: case.scales != "block_128x128" or case.row.grouped,
+)
 PROPERTIES = (
     Property(
         "determinism", "equal inputs give equal bits", check_determinism,

@@ -24,6 +24,7 @@ from ...dispatch.strategies import fallback
 from ...operators.schema import NAMESPACE
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
+from ...settings import given
 from ...toolchain.launcher import ORDERED_STREAMS
 from ..measured import in_models
 from ..swap import swaps
@@ -56,8 +57,8 @@ class Launch:
     scaled: bool
 
 
-_launches: dict[tuple[str, int], Launch] = {}
-"""Launches for the exact layouts of a problem, by its text and the device's index."""
+_launches: dict[tuple[str, int, bool], Launch] = {}
+"""Launches for the exact layouts of a problem, by its text, the device's index and the setting ``batch_invariant``."""
 _by_layout: dict[Hashable, tuple[Run, bool]] = {}
 """Kernels for other layouts, by the problem's text and the layouts of the call."""
 
@@ -75,10 +76,8 @@ def ready_plan(problem: Problem, index: int) -> Plan:
 
 def ready_launch(text: str, index: int) -> Launch:
     """Return the launch of the problem with this text. Make it if there is none: code from a cache comes without a plan."""
-    found = _launches.get((text, index))
-    if found is None:
-        found = _launches[text, index] = _ready(problem_of_text(text), index)[1]
-    return found
+    found = _launches.get((text, index, given().batch_invariant))
+    return found or _ready(problem_of_text(text), index)[1]
 
 
 def _ready(problem: Problem, index: int) -> tuple[Plan, Launch]:
@@ -88,7 +87,7 @@ def _ready(problem: Problem, index: int) -> tuple[Plan, Launch]:
     tensors = [layout for _, layout in problem.operands] + [*(problem.epilogue.operands if problem.epilogue else ()), problem.out]
     remainders = tuple(layout.offset * layout.dtype.itemsize % ALIGNED_BYTES for layout in tensors)
     launch = Launch(run=plan.kernel.run, remainders=remainders, scaled=bool(problem.operation.scalars))
-    _launches[problem.key, index] = launch
+    _launches[problem.key, index, given().batch_invariant] = launch
     return plan, launch
 
 
@@ -131,7 +130,7 @@ def run_planned(*tensors: Tensor, out: Tensor, problem: str, dynamic: bool = Fal
     """
     if not dynamic:
         index = out.get_device()
-        launch = _launches.get((problem, index)) or ready_launch(problem, index)
+        launch = _launches.get((problem, index, given().batch_invariant)) or ready_launch(problem, index)
         for x, remainder in zip((*tensors, out), launch.remainders, strict=True):
             if x.data_ptr() % ALIGNED_BYTES != remainder:
                 break
@@ -145,7 +144,12 @@ def run_as_laid_out(*tensors: Tensor, out: Tensor, problem: str, alpha: float = 
     """Run the plan for the sizes, strides and addresses of these tensors."""
     if swaps.pending:
         swaps.apply()
-    key = (problem, generation.number, *((x.shape, x.stride(), x.data_ptr() % ALIGNED_BYTES) for x in (*tensors, out)))
+    key = (
+        problem,
+        generation.number,
+        given().batch_invariant,
+        *((x.shape, x.stride(), x.data_ptr() % ALIGNED_BYTES) for x in (*tensors, out)),
+    )
     found = _by_layout.get(key)
     if found is None:
         here = _as_laid_out(problem_of_text(problem), tensors, out)

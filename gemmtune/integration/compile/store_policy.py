@@ -36,7 +36,7 @@ class StorePolicy:
 
         A product with a dynamic M has the table of its weight, if there is one.
         """
-        if not self.tunes or settings_module.current().disable:
+        if not self.tunes or settings_module.current().disable or settings_module.current().batch_invariant:
             return
         wanted: dict[torch.device, tuple[dict[GemmPair, None], dict[WholeAndParts, None]]] = {}
         for product in products:
@@ -50,10 +50,17 @@ class StorePolicy:
 
     def decide_horizontal(self, fusion: HorizontalFusion) -> Decision:
         """Return ``joined`` if one product beats the separate ones by more than fused epilogues of these save."""
+        if settings_module.current().batch_invariant:
+            return Decision(taken="", reason="batch_invariant: each weight has its own table")
         return StoredDecisions.here(fusion.products[0].gemm.meta["val"].device).decide_horizontal(*_parts(fusion))
 
     def decide(self, product: Product) -> Decision:
-        """Return the fastest measured variant: torch's GEMM, ours alone, or ours with the epilogue."""
+        """Return the fastest measured variant: torch's GEMM, ours alone, or ours with the epilogue.
+
+        With ``batch_invariant`` ours alone, whatever is faster. It raises NoValidChoicesError where no table serves it.
+        """
+        if settings_module.current().batch_invariant and not settings_module.current().disable:
+            return Decision(taken="alone", reason="batch_invariant: the table of its weight")
         stored, pair = StoredDecisions.here(product.gemm.meta["val"].device), _pair(product)
         by_table = stored.decide_every_m(*pair) if product.dynamic else None
         if by_table is not None:

@@ -120,7 +120,7 @@ MIDDLE: tuple[Shape, ...] = (*_shapes(64, 160, 64, 7, 4, tiles=(2, 1)), *_shapes
 ONE_RUN: tuple[Shape, ...] = tuple(
     shape
     for tiles in ((1, 1), (1, 2), (2, 1))
-    for size in ((64, 16, 128, 10), (64, 32, 128, 8), (64, 64, 128, 6))
+    for size in ((64, 16, 128, 10), (64, 32, 128, 8), (64, 48, 128, 7), (64, 64, 128, 6))
     for shape in _shapes(*size, 1, tiles=tiles)
 )
 """Shapes that sum K in one run, for batch invariance. A multiprocessor has one block, with as many bytes in flight as fit."""
