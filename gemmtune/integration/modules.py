@@ -140,12 +140,14 @@ def _by_pick(
     if weight is None or not x.is_contiguous() or x.dim() < 2 or weight.dim() != 2:
         return None, bound
     if isinstance(weight, QuantizedWeight):
-        result = _quantized_product(key, picks, bound, x, weight, bias)
-    elif bound is None or (isinstance(bound, Bound) and not bound.pick.serves_now):
+        return _quantized_product(key, picks, bound, x, weight, bias), picks.get(key)
+    if bound is None or not plain_here():
         return None, bound
-    else:
-        result = _product(key, picks, bound, x, weight.t() if transposed else weight, bias)
-    return result, picks.get(key)
+    op, tensors = _stated(x, weight.t() if transposed else weight, bias)
+    if not isinstance(bound, Bound) or not bound.fits(tensors):
+        bound = picks.find(key, op, tensors)  # none was looked up, or one for a weight of another layout
+    result = None if bound is None else bound.run(op, tensors)
+    return result if result is None or x.dim() == 2 else result.view(*x.shape[:-1], result.shape[1]), bound
 
 
 def _native_of(bound: Bound | Picks | None) -> tuple[Plan | None, int]:
@@ -179,18 +181,6 @@ _INVARIANT: dict[Any, Callable[..., Tensor]] = {linear: invariant_linear, conv1d
 FORWARDS = (linear, conv1d, sparse_linear, *_INVARIANT.values())
 for _forward in FORWARDS:
     _forward.__name__ = "forward"  # the name by which pickle finds a method again: that of the module's class
-
-
-def _product(key: Hashable, picks: Picks, bound: Bound | Picks, x: Tensor, b: Tensor, bias: Tensor | None) -> Tensor | None:
-    """Return x @ b + bias by the pick, or None for torch. ``bound`` is ``picks`` itself if no pick was looked up."""
-    if not plain_here():
-        return None
-    op, tensors = _stated(x, b, bias)
-    found = picks.find(key, op, tensors) if bound is picks else bound
-    if not isinstance(found, Bound):
-        return None
-    result = found.run(op, tensors)
-    return None if result is None else result if x.dim() == 2 else result.view(*x.shape[:-1], b.shape[1])
 
 
 def _quantized_product(
