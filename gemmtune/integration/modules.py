@@ -139,6 +139,8 @@ def _by_pick(
     bound = picks.get(key)
     if weight is None or not x.is_contiguous() or x.dim() < 2 or weight.dim() != 2:
         return None, bound
+    if x.dim() > 2 and bias is not None and bias.dim() > 1:  # it broadcasts to the batch, not to its rows
+        return None, bound
     if isinstance(weight, QuantizedWeight):
         return _quantized_product(key, picks, bound, x, weight, bias), picks.get(key)
     if bound is None or not plain_here():
