@@ -102,6 +102,9 @@ def test_optimized_layers(picked):
         "Conv1D": conv1d(N, K),
         "Conv1D without outputs": conv1d(0, K),
     }
+    for rows in (3, 6):
+        layers[f"Linear with a bias of {rows} rows"] = of_rows = nn.Linear(K, N)
+        of_rows.bias = nn.Parameter(torch.randn(rows, N))
     found = {name: differences(gemmtune.optimize(copy.deepcopy(layer)), layer) for name, layer in layers.items()}
     assert not any(found.values()), found
     assert {*picked} == {"mm", "addmm"}
