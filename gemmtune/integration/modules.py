@@ -132,19 +132,20 @@ def _linear(picks: Picks, input: Tensor, weight: Tensor | None, bias: Tensor | N
 def _by_pick(
     picks: Picks, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, transposed: bool
 ) -> tuple[Tensor | None, Bound | Picks | None]:
-    """Return the product by the pick, or None for torch, and the pick. With ``transposed`` the weight is bᵀ."""
-    if not is_dense(x):
+    """Return the product by the pick, or None for torch, and the pick as in ``_linear``. With ``transposed`` the weight is bᵀ."""
+    if not is_dense(x) or weight is None or not x.is_contiguous() or x.dim() < 2 or weight.dim() != 2:
+        return None, picks
+    if x.dim() > 2 and bias is not None and bias.dim() > 1:  # it broadcasts to the batch, not to its rows
         return None, picks
     key = (x.shape, x.dtype, x.get_device(), settings.token(), generation.number)
-    bound = picks.get(key)
-    if weight is None or not x.is_contiguous() or x.dim() < 2 or weight.dim() != 2:
-        return None, bound
-    if x.dim() > 2 and bias is not None and bias.dim() > 1:  # it broadcasts to the batch, not to its rows
-        return None, bound
     if isinstance(weight, QuantizedWeight):
-        return _quantized_product(key, picks, bound, x, weight, bias), picks.get(key)
-    if bound is None or not plain_here():
-        return None, bound
+        key = (*key, weight.encoding)
+        return _quantized_product(key, picks, picks.get(key), x, weight, bias), picks
+    bound = picks.get(key)
+    if bound is None:
+        return None, None
+    if not plain_here():
+        return None, picks
     op, tensors = _stated(x, weight.t() if transposed else weight, bias)
     if not isinstance(bound, Bound) or not bound.fits(tensors):
         bound = picks.find(key, op, tensors)  # none was looked up, or one for a weight of another layout

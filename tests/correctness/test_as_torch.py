@@ -119,6 +119,16 @@ def test_layers_with_a_block_sparse_weight():
     assert not of_torch.keys() & of_dense.keys(), of_dense
 
 
+def test_a_layer_follows_the_encoding_of_its_weight(picked):
+    numbers, scales = torch.randint(0, 256, (8, N), dtype=torch.uint8), torch.rand(1, N)
+    layer, x = gemmtune.optimize(nn.Linear(16, N).requires_grad_(False)), torch.randn(3, 16)
+    for encoding in ("int4", "uint4", "int4", "uint4"):
+        layer.weight = nn.Parameter(gemmtune.QuantizedWeight(numbers, scales, None, encoding).t(), requires_grad=False)
+        for _ in range(2):
+            torch.testing.assert_close(layer(x), functional.linear(x, layer.weight.dequantize(), layer.bias))
+    assert {*picked} == {"mixed_mm"}
+
+
 @pytest.mark.turn(1, 2)
 def test_quantized_layers():
     for kind, bias in (("int8", True), ("int4", False), ("float8", True)):
