@@ -137,7 +137,7 @@ def _by_pick(
         return None, picks
     if x.dim() > 2 and bias is not None and bias.dim() > 1:  # it broadcasts to the batch, not to its rows
         return None, picks
-    key = (x.shape, x.dtype, x.get_device(), settings.token(), generation.number)
+    key: tuple[Hashable, ...] = (x.shape, x.dtype, x.get_device(), settings.token(), generation.number)
     if isinstance(weight, QuantizedWeight):
         key = (*key, weight.encoding)
         return _quantized_product(key, picks, picks.get(key), x, weight, bias), picks
