@@ -54,7 +54,7 @@ def _prepare_out(call: Call, problem: Problem) -> None:
 
 def epilogue_of(call: Call) -> Epilogue | None:
     """Return the graph of the call's epilogue, None without one. Raises EpilogueError for one that is not pointwise."""
-    return traced(call.epilogue, epilogue_dtype(call.a.dtype), call.extra) if call.epilogue else None
+    return traced(call.epilogue, epilogue_dtype(call.a.dtype), call.extra) if call.epilogue is not None else None
 
 
 def epilogue_dtype(dtype: torch.dtype) -> torch.dtype:
