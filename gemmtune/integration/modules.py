@@ -144,7 +144,7 @@ def _by_pick(
     bound = picks.get(key)
     if bound is None:
         return None, None
-    if not plain_here():
+    if not plain_here() or (isinstance(bound, Bound) and bound.elsewhere):
         return None, picks
     op, tensors = _stated(x, weight.t() if transposed else weight, bias)
     if not isinstance(bound, Bound) or not bound.fits(tensors):
