@@ -79,6 +79,11 @@ def check_operands(op: str, named: Sequence[tuple[str, object]]) -> None:
                 f"{op}: {name}: got a tensor of {value.dtype}, expected one of plain numbers; give x.dequantize(), or x.int_repr() "
                 "to mixed_mm with its scale"
             )
+        if is_dense(value) and _lacks_memory(value):
+            raise InvalidProblemError(
+                f"{op}: {name}: got a tensor {list(value.shape)} with a storage of {value.untyped_storage().nbytes()} bytes, "
+                "expected its numbers in memory; a sharded parameter has them in its module's forward"
+            )
     tensors = [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
     device = tensors[0][1].device
     for name, tensor in tensors:
@@ -87,6 +92,13 @@ def check_operands(op: str, named: Sequence[tuple[str, object]]) -> None:
                 f"{op}: all operands must be on one device, got {tensors[0][0]} on {device} and {name} on {tensor.device}; "
                 "move one of them"
             )
+
+
+def _lacks_memory(x: torch.Tensor) -> bool:
+    """Return True if a plain tensor has more elements than its storage holds, as after ``resize_`` of the storage."""
+    if x.is_meta or not x.numel() or _has_no_storage(x):
+        return False
+    return x.untyped_storage().nbytes() < x.storage_offset() * x.element_size() + _span_bytes(x)
 
 
 def check_extra(op: str, named: Iterable[tuple[str, torch.Tensor]], size: Sequence[int]) -> None:
@@ -144,10 +156,12 @@ def why_unreadable(x: torch.Tensor) -> str | None:
     """The reason for which the memory of a dense tensor has not its numbers; None if it has."""
     if x.is_neg() or x.is_conj():
         return "a view is lazily negated or conjugated"
+    return "a torch.func transform is active" if _has_no_storage(x) else None
+
+
+def _has_no_storage(x: torch.Tensor) -> bool:
     # torch.autograd.grad(is_grads_batched=True) has batches that are not those of torch.func, but have no storage either.
-    if not torch._C._has_storage(x) or torch._C._functorch.is_functorch_wrapped_tensor(x) or torch._is_functional_tensor(x):
-        return "a torch.func transform is active"
-    return None
+    return not torch._C._has_storage(x) or torch._C._functorch.is_functorch_wrapped_tensor(x) or torch._is_functional_tensor(x)
 
 
 def watched(tensors: Sequence[torch.Tensor]) -> bool:
@@ -212,8 +226,11 @@ def apart(x: torch.Tensor) -> torch.Tensor:
 
 
 def _byte_range(x: torch.Tensor) -> tuple[int, int]:
-    span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-    return x.data_ptr(), x.data_ptr() + span * x.element_size()
+    return x.data_ptr(), x.data_ptr() + _span_bytes(x)
+
+
+def _span_bytes(x: torch.Tensor) -> int:
+    return (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))) * x.element_size()
 
 
 def _bytes_of(window: torch.Tensor, x: torch.Tensor, offset: int) -> torch.Tensor:

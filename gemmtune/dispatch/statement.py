@@ -1,7 +1,9 @@
 """Problems of calls, the values that a call's arguments have without its tensors, and their reports to a recording in force."""
 
 import contextlib
+import dis
 import itertools
+import math
 import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -11,7 +13,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..errors import InvalidProblemError
 from ..problem import Epilogue, Layout, Problem, precision_of
-from ..problem.dtypes import accumulator_dtype
+from ..problem.dtypes import DTYPES, accumulator_dtype, dtype_name
+from ..problem.functions import FUNCTIONS
 from ..problem.fused import Then
 from ..problem.problem import scalar_class
 from ..problem.trace import trace
@@ -51,7 +54,7 @@ def _prepare_out(call: Call, problem: Problem) -> None:
 
 def epilogue_of(call: Call) -> Epilogue | None:
     """Return the graph of the call's epilogue, None without one. Raises EpilogueError for one that is not pointwise."""
-    return traced(call.epilogue, epilogue_dtype(call.a.dtype), call.extra) if call.epilogue else None
+    return traced(call.epilogue, epilogue_dtype(call.a.dtype), call.extra) if call.epilogue is not None else None
 
 
 def epilogue_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -107,20 +110,26 @@ def noted(problem: Callable[[], Problem | None]) -> contextlib.AbstractContextMa
 
 _traced: dict[Hashable, Epilogue] = {}
 _codes: dict[int, tuple[types.CodeType, int, tuple[str, ...] | None]] = {}
-"""Number of a code object and the names that it looks up, by id. The object is kept so that no other gets that id."""
+"""Number of a code object and the globals that it looks up, by id. The object is kept so that no other gets that id."""
 _numbers = itertools.count()
 _CAPACITY = 4096
 _STABLE_MODULES = ("torch", "math", "operator")
 """Modules whose attributes a program does not change while it runs."""
-_PLAIN = frozenset((int, float, bool, torch.dtype, types.BuiltinFunctionType, type(None)))
+_BUILTINS = frozenset(("abs", "bool", "float", "int", "len", "max", "min", "range", "round", "sum", "tuple"))
+_STABLE_NAMES = frozenset((
+    *FUNCTIONS, *(f"{name}_" for name in FUNCTIONS), *dir(math), *map(dtype_name, DTYPES), *_BUILTINS,
+    "Tensor", "dim", "dtype", "functional", "ndim", "ndimension", "nn", "numel", "shape", "size", "special",
+))  # fmt: skip
+"""Names of attributes and functions whose results depend on nothing but arguments. Others, such as torch.rand, read a state."""
+_PLAIN = frozenset((int, float, bool, torch.dtype, type(None)))
 
 
 def traced(function: Callable[..., Any], acc_dtype: torch.dtype, operands: Sequence[torch.Tensor]) -> Epilogue:
     """Return the graph of an epilogue function for these operands.
 
     Tracing takes milliseconds, so graphs are cached for functions whose meaning their code shows: it uses numbers, its arguments
-    and torch. A function that reads attributes of objects or calls other functions is traced at every call, because whatever it
-    reads may change.
+    and functions of torch without a state. A function that reads attributes of objects or calls other functions is traced at every
+    call, because whatever it reads may change.
     """
     meaning = meaning_of(function)
     if meaning is None:
@@ -145,26 +154,46 @@ def meaning_of(function: Callable[..., Any]) -> Hashable | None:
         return None
     code, cells = function.__code__, function.__closure__
     _, number, names = _codes.get(id(code)) or _known(code)
-    if (function.__module__ or "").partition(".")[0] in _STABLE_MODULES and cells is None:
+    if cells is None and str(function.__globals__.get("__name__")).partition(".")[0] in _STABLE_MODULES:
         return function
     if names is None:
         return None
-    outside = function.__globals__
-    values = [outside[name] for name in names if name in outside]
+    outside, values = function.__globals__, []
+    for name in names:
+        if name in outside:
+            values.append(outside[name])
+        elif name not in _BUILTINS:
+            return None
     for cell in cells or ():
         values.append(cell.cell_contents)
     values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    zeros: tuple[str, ...] = ()
     for value in values:
-        stable = isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in _STABLE_MODULES
-        if value.__class__ not in _PLAIN and not stable:
+        if value.__class__ not in _PLAIN and not _is_stable(value):
             return None
-    return (number, *values, *map(type, values))
+        if value.__class__ is float and value == 0:
+            zeros += (repr(value),)  # -0.0 equals 0.0
+    return (number, *values, *map(type, values), *zeros)
+
+
+def _is_stable(value: object) -> bool:
+    """Return True for a module whose attributes do not change, or one of its functions of C without a state."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__.partition(".")[0] in _STABLE_MODULES
+    if not isinstance(value, types.BuiltinFunctionType) or value.__name__ not in _STABLE_NAMES:
+        return False
+    home: Any = value.__self__  # of a bound method its object
+    name = home.__name__ if isinstance(home, types.ModuleType) else home.__module__ if isinstance(home, type) else ""
+    return name.partition(".")[0] in (*_STABLE_MODULES, "_operator", "builtins")
 
 
 def _known(code: types.CodeType) -> tuple[types.CodeType, int, tuple[str, ...] | None]:
-    """Return the code with a unique number and the names that it looks up, or None for the names if it makes functions."""
+    """Return the code with a unique number and its globals, or None for them if it makes functions or may read a state."""
     if len(_codes) >= _CAPACITY:
         _codes.clear()
+    named = [x for x in dis.get_instructions(code) if x.opcode in dis.hasname]
+    names = dict.fromkeys(x.argval for x in named if x.opname == "LOAD_GLOBAL")
+    stable = all(x.argval in _STABLE_NAMES for x in named if x.opname != "LOAD_GLOBAL")
     inner = any(isinstance(constant, types.CodeType) for constant in code.co_consts)
-    _codes[id(code)] = known = (code, next(_numbers), None if inner else code.co_names)
+    _codes[id(code)] = known = (code, next(_numbers), tuple(names) if stable and not inner else None)
     return known

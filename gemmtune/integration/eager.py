@@ -41,11 +41,14 @@ class Bound:
         self._device = tensors[0].get_device()
         self._flags = self._flags_now(tensors[0].dtype)
 
+    @property
+    def elsewhere(self) -> bool:
+        """True if the pick is for another GPU than the current one. torch runs there."""
+        return self._device >= 0 and self._device != torch._C._cuda_getDevice()
+
     def fits(self, tensors: tuple[Tensor, ...]) -> bool:
         """Return True if the operands have the problem's layouts, on the current device and under the same precision flags."""
-        if self._device >= 0 and self._device != torch._C._cuda_getDevice():
-            return False
-        return self._alike == tuple(map(_kind, tensors)) and self._flags == self._flags_now(tensors[0].dtype)
+        return not self.elsewhere and self._alike == tuple(map(_kind, tensors)) and self._flags == self._flags_now(tensors[0].dtype)
 
     def _flags_now(self, dtype: torch.dtype) -> object:
         return flags_token(dtype) if self._device >= 0 else None

@@ -86,7 +86,7 @@ def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool
 
     Raises NoValidChoicesError if no batch-invariant table is stored for the weight, or it does not cover the rows.
     """
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
     if not rows.is_contiguous() or rows.data_ptr() % ALIGNED_BYTES:
         rows = rows.clone(memory_format=torch.contiguous_format)
     if (found := _collected.get()) is not None:  # torch computes the product, whose problem is collected
@@ -179,7 +179,8 @@ def _saved(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
     """Return the gradients by torch, whose bits depend on the batch."""
     x, weight = ctx.saved_tensors
-    rows, rows_of_grad = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+    count = x.shape[:-1].numel()
+    rows, rows_of_grad = x.reshape(count, x.shape[-1]), grad.reshape(count, grad.shape[-1])
     of_weight = rows_of_grad.t() @ rows if ctx.transposed else rows.t() @ rows_of_grad
     of_x = (rows_of_grad @ (weight if ctx.transposed else weight.t())).reshape(x.shape)
     return of_x, of_weight, rows_of_grad.sum(0) if ctx.has_bias else None, None

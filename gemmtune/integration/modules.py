@@ -133,20 +133,25 @@ def _linear(picks: Picks, input: Tensor, weight: Tensor | None, bias: Tensor | N
 def _by_pick(
     picks: Picks, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, transposed: bool
 ) -> tuple[Tensor | None, Bound | Picks | None]:
-    """Return the product by the pick, or None for torch, and the pick. With ``transposed`` the weight is bᵀ."""
-    if not is_dense(x):
+    """Return the product by the pick, or None for torch, and the pick as in ``_linear``. With ``transposed`` the weight is bᵀ."""
+    if not is_dense(x) or weight is None or not x.is_contiguous() or x.dim() < 2 or weight.dim() != 2:
         return None, picks
-    key = (x.shape, x.dtype, x.get_device(), settings.token(), generation.number)
-    bound = picks.get(key)
-    if weight is None or not x.is_contiguous() or x.dim() < 2 or weight.dim() != 2:
-        return None, bound
+    if x.dim() > 2 and bias is not None and bias.dim() > 1:  # it broadcasts to the batch, not to its rows
+        return None, picks
+    key: tuple[Hashable, ...] = (x.shape, x.dtype, x.get_device(), settings.token(), generation.number)
     if isinstance(weight, QuantizedWeight):
-        result = _quantized_product(key, picks, bound, x, weight, bias)
-    elif bound is None or (isinstance(bound, Bound) and not bound.pick.serves_now):
-        return None, bound
-    else:
-        result = _product(key, picks, bound, x, weight.t() if transposed else weight, bias)
-    return result, picks.get(key)
+        key = (*key, weight.encoding)
+        return _quantized_product(key, picks, picks.get(key), x, weight, bias), picks
+    bound = picks.get(key)
+    if bound is None:
+        return None, None
+    if not plain_here() or (isinstance(bound, Bound) and bound.elsewhere):
+        return None, picks
+    op, tensors = _stated(x, weight.t() if transposed else weight, bias)
+    if not isinstance(bound, Bound) or not bound.fits(tensors):
+        bound = picks.find(key, op, tensors)  # none was looked up, or one for a weight of another layout
+    result = None if bound is None else bound.run(op, tensors)
+    return result if result is None or x.dim() == 2 else result.view(*x.shape[:-1], result.shape[1]), bound
 
 
 def _native_of(bound: Bound | Picks | None) -> tuple[Plan | None, int]:
@@ -180,18 +185,6 @@ _INVARIANT: dict[Any, Callable[..., Tensor]] = {linear: invariant_linear, conv1d
 FORWARDS = (linear, conv1d, sparse_linear, invariant_experts, invariant_router, *_INVARIANT.values())
 for _forward in FORWARDS:
     _forward.__name__ = "forward"  # the name by which pickle finds a method again: that of the module's class
-
-
-def _product(key: Hashable, picks: Picks, bound: Bound | Picks, x: Tensor, b: Tensor, bias: Tensor | None) -> Tensor | None:
-    """Return x @ b + bias by the pick, or None for torch. ``bound`` is ``picks`` itself if no pick was looked up."""
-    if not plain_here():
-        return None
-    op, tensors = _stated(x, b, bias)
-    found = picks.find(key, op, tensors) if bound is picks else bound
-    if not isinstance(found, Bound):
-        return None
-    result = found.run(op, tensors)
-    return None if result is None else result if x.dim() == 2 else result.view(*x.shape[:-1], b.shape[1])
 
 
 def _quantized_product(

@@ -135,7 +135,9 @@ def _unfit(chosen: Weights, kind: Bits) -> dict[str, list[str]]:
     unfit = defaultdict[str, list[str]](list)
     for whole, (module, name) in chosen.items():
         weight = getattr(module, name)
-        if weight.layout is not torch.strided:
+        if isinstance(weight, nn.UninitializedParameter):
+            unfit["got a weight of a lazy layer, whose size the first call sets; call the model before"].append(whole)
+        elif weight.layout is not torch.strided:
             unfit[f"got a weight of {weight.layout}, expected a dense one"].append(whole)
         elif not weight.numel():
             unfit[f"got a weight {list(weight.shape)}, expected one with elements"].append(whole)

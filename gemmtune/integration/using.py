@@ -77,7 +77,7 @@ def _stated(row: TorchProduct, args: Any, kwargs: Mapping[str, Any]) -> Stated |
 
 def _flattened(op: str, a: Tensor, b: Tensor, others: list[Tensor]) -> Stated | None:
     """Return the product of two matrices, of the rows of many matrices with one matrix, or of batches of equal length."""
-    one = b.dim() == 2 and a.dim() >= 2 and (a.dim() == 2 or a.is_contiguous())
+    one = b.dim() == 2 and a.dim() >= 2 and (a.dim() == 2 or (a.is_contiguous() and all(x.dim() < 2 for x in others)))
     if not one and not (a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0]):
         return None
     operands = (a.flatten(0, -2) if one and a.dim() > 2 else a, b, *others)

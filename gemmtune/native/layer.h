@@ -38,6 +38,7 @@ inline Reading read_layer(PyObject* input, PyObject* weight, PyObject* bias, Cal
     if (one != Py_None && !add_operand(one, call, call.count)) return Reading::kUnusual;
   }
   if (call.count < 2 || call.read[1]->dim() != 2) return Reading::kUnusual;
+  if (a.dim() > 2 && call.count > 2 && call.read[2]->dim() > 1) return Reading::kUnusual;  // the rows of a batch do not have its shape
   const int64_t flags = a.is_cuda() ? device_flags(a) : 0;
   if (flags < 0) return Reading::kUnusual;
   key.words[2] = state_word(a, flags) | static_cast<uint64_t>(call.count) << 16;

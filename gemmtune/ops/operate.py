@@ -160,7 +160,7 @@ def _key_of_more(
             return None
         asked = (asked, len(given), meaning)
         given = (*given, *epilogue_args)
-    elif epilogue_args is not NOTHING and epilogue_args != ():
+    elif epilogue_args is not NOTHING and (epilogue_args.__class__ not in (tuple, list) or epilogue_args):
         return None
     if out is None:
         return key_of(name, given, asked)

@@ -5,7 +5,7 @@ with torch, one call for each node, at the cost of an unfused epilogue.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -33,8 +33,13 @@ class Node:
     """
 
     op: str
-    args: tuple[Arg, ...]
+    args: tuple[Arg, ...] = field(compare=False)
     dtype: torch.dtype
+    text: tuple[str, ...] = field(init=False, repr=False)
+    """The arguments as text, by which nodes are compared: -0.0 equals 0.0 but has another meaning, and NaN differs from itself."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", tuple(map(repr, self.args)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,7 @@ def plain(value: Any) -> Any:
         case tuple():
             return [plain(v) for v in value]
         case _ if dataclasses.is_dataclass(value):
-            return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
         case _:
             return value
 

@@ -87,9 +87,9 @@ def widened(b: Tensor, scale: Tensor, encoding: str, dtype: torch.dtype) -> Tens
     wide = torch.promote_types(dtype, scale.dtype)
     numbers = unpacked(b, encoding).to(wide)
     if scale.shape[1] > 1:  # a number for each group along K
-        return (
-            (numbers.view(len(numbers), scale.shape[1], -1, numbers.shape[2]) * scale.to(wide).unsqueeze(2)).flatten(1, 2).to(dtype)
-        )
+        count, k, n = numbers.shape
+        parts = numbers.view(count, scale.shape[1], k // scale.shape[1], n)
+        return (parts * scale.to(wide).unsqueeze(2)).flatten(1, 2).to(dtype)
     return (numbers * scale.to(wide)).to(dtype)
 
 
@@ -147,7 +147,7 @@ def added_by_token(product: Tensor, offs: Tensor, slots: Tensor, weights: Tensor
     """Return out[t] = Σ_c weights[t, c] · the row of ``product`` in slot t · C + c. Rows behind the last group add nothing."""
     rows = within_groups(product, offs)
     placed = torch.zeros_like(rows).index_copy(0, slots.long(), rows)
-    weighted = placed.view(*weights.shape, -1) * weights.to(product.dtype).unsqueeze(-1)
+    weighted = placed.view(*weights.shape, placed.shape[1]) * weights.to(product.dtype).unsqueeze(-1)
     return weighted.sum(dim=1)
 
 

@@ -50,18 +50,18 @@ def batched_product(name: str, bsr: Tensor | PackedOperand, x: Tensor, inp: Tens
         check_operands(name, [("inp", inp)])
         check_extra(name, [("inp", inp)], (*whole, m, n))
     if not lead:
-        added = None if inp is None else inp.expand(*batch, m, n).movedim(-2, 0).reshape(m, -1)
-        return multiply(bsr, x.movedim(-2, 0).reshape(k, -1), added).reshape(m, *batch, n).movedim(0, -2)
+        added = None if inp is None else inp.expand(*batch, m, n).movedim(-2, 0).reshape(m, math.prod(batch) * n)
+        return multiply(bsr, x.movedim(-2, 0).reshape(k, math.prod(batch) * n), added).reshape(m, *batch, n).movedim(0, -2)
     if isinstance(bsr, PackedOperand):
         raise InvalidProblemError(f"{name}: got a prepacked batch of weights, expected one matrix; give the batch as it is")
-    added = None if inp is None else inp.expand(*whole, m, n).reshape(-1, n)
+    added = None if inp is None else inp.expand(*whole, m, n).reshape(math.prod(whole) * m, n)
     if math.prod(batch) == 1:
         return multiply(_joined(weight, _stacked, diagonal=False), x.reshape(k, n), added).reshape(*whole, m, n)
     if list(whole) != lead:
         raise InvalidProblemError(
             f"{name}: got batches of {lead} weights and {batch} matrices, expected weights for each matrix, or one; expand bsr"
         )
-    rows = x.expand(*whole, k, n).reshape(-1, n)
+    rows = x.expand(*whole, k, n).reshape(math.prod(whole) * k, n)
     return multiply(_joined(weight, _diagonal, diagonal=True), rows, added).reshape(*whole, m, n)
 
 
@@ -82,10 +82,11 @@ def _joined(weight: Tensor, known: WeakIdKeyDictionary, *, diagonal: bool) -> Te
 def _made(weight: Tensor, *, diagonal: bool) -> Tensor:
     crow, col, values = weight.crow_indices(), weight.col_indices(), weight.values()
     (*_, m, k), (*_, nnz, block_n, block_k) = weight.shape, values.shape
-    crow, col = crow.reshape(-1, crow.shape[-1]), col.reshape(-1, nnz)
-    count, places = len(crow), torch.arange(len(crow), device=col.device, dtype=col.dtype).unsqueeze(1)
+    crow = crow.reshape(-1, crow.shape[-1])
+    count = len(crow)
+    col, places = col.reshape(count, nnz), torch.arange(count, device=col.device, dtype=col.dtype).unsqueeze(1)
     starts = torch.cat([(crow[:, :-1] + places * nnz).reshape(-1), crow.new_full((1,), count * nnz)])
     if diagonal:
         col = col + places * (k // block_k)
     size = (count * m, count * k if diagonal else k)
-    return assembled(starts, col.reshape(-1), values.reshape(-1, block_n, block_k), size)
+    return assembled(starts, col.reshape(-1), values.reshape(count * nnz, block_n, block_k), size)

@@ -172,7 +172,8 @@ def _kept_of_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _gradients_of_linear(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     x, crow, col, values = ctx.saved_tensors
     wants_x, _, _, wants_values, *wants_bias = ctx.needs_input_grad
-    columns, rows = g.reshape(-1, g.shape[-1]).t(), x.reshape(-1, x.shape[-1])
+    count = x.shape[:-1].numel()
+    columns, rows = g.reshape(count, g.shape[-1]).t(), x.reshape(count, x.shape[-1])
     g_x = bsr_turned_mm(crow, col, values, columns, x.shape[-1]).t().reshape(x.shape) if wants_x else None
     g_values = bsr_sampled(crow, col, columns, rows.t(), values.shape[1], values.shape[2]) if wants_values else None
     return g_x, None, None, g_values, *(columns.sum(dim=1) if wanted else None for wanted in wants_bias)

@@ -65,7 +65,7 @@ def bsr_scatter_mm(bsr: Tensor, other: Tensor, indices_data: Sequence[Any] | Non
         _check_format("bsr_scatter_mm", indices_data)
     if other.dim() < 2:
         raise InvalidProblemError(f"bsr_scatter_mm: other: got shape {list(other.shape)}, expected [..., {bsr.shape[1]}, N]")
-    columns = other.movedim(-2, 0).reshape(other.shape[-2], -1)
+    columns = other.movedim(-2, 0).flatten(1)
     result = bsr_mm(bsr, columns).reshape(bsr.shape[0], *other.shape[:-2], other.shape[-1]).movedim(0, -2)
     if out is None:
         return result.contiguous()

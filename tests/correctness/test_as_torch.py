@@ -102,6 +102,9 @@ def test_optimized_layers(picked):
         "Conv1D": conv1d(N, K),
         "Conv1D without outputs": conv1d(0, K),
     }
+    for rows in (3, 6):
+        layers[f"Linear with a bias of {rows} rows"] = of_rows = nn.Linear(K, N)
+        of_rows.bias = nn.Parameter(torch.randn(rows, N))
     found = {name: differences(gemmtune.optimize(copy.deepcopy(layer)), layer) for name, layer in layers.items()}
     assert not any(found.values()), found
     assert {*picked} == {"mm", "addmm"}
@@ -114,6 +117,16 @@ def test_layers_with_a_block_sparse_weight():
     of_dense = differences(sparse, dense)
     # torch's sparse product has transposed strides for a batch, and refuses inputs that the dense one and ours take.
     assert not of_torch.keys() & of_dense.keys(), of_dense
+
+
+def test_a_layer_follows_the_encoding_of_its_weight(picked):
+    numbers, scales = torch.randint(0, 256, (8, N), dtype=torch.uint8), torch.rand(1, N)
+    layer, x = gemmtune.optimize(nn.Linear(16, N).requires_grad_(False)), torch.randn(3, 16)
+    for encoding in ("int4", "uint4", "int4", "uint4"):
+        layer.weight = nn.Parameter(gemmtune.QuantizedWeight(numbers, scales, None, encoding).t(), requires_grad=False)
+        for _ in range(2):
+            torch.testing.assert_close(layer(x), functional.linear(x, layer.weight.dequantize(), layer.bias))
+    assert {*picked} == {"mixed_mm"}
 
 
 @pytest.mark.turn(1, 2)

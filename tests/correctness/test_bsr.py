@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -336,6 +337,20 @@ def test_batches_of_weights_and_of_matrices(dtype: torch.dtype) -> None:
         gemmtune.bsr_mm(batch, numbers(4, 64, 5, dtype=dtype))
     with pytest.raises(gemmtune.InvalidProblemError, match="expected weights for each matrix, or one; expand bsr"):
         gemmtune.bsr_mm(batch, numbers(4, 2, 3, 64, 5, dtype=dtype))
+
+
+def test_batches_without_elements() -> None:
+    for lead, rows, blocks, columns in itertools.product(((), (2,)), (0, 2), (0, 1), (0, 3)):
+        if rows == 0 < blocks:
+            continue
+        crow, col = torch.tensor([0, *[blocks] * rows]).expand(*lead, -1), torch.zeros(*lead, blocks, dtype=torch.int64)
+        values = torch.ones(*lead, blocks, 4, 2)
+        bsr = torch.sparse_bsr_tensor(crow.contiguous(), col, values, size=(*lead, 4 * rows, 6), check_invariants=False)
+        for batch in ((), (2,)):
+            x, inp = torch.ones(*batch, 6, columns), torch.ones(4 * rows, columns)
+            want = torch.cat([torch.full((4 * blocks, columns), 3.0), torch.ones(4 * (rows - blocks), columns)])
+            got = gemmtune.bsr_addmm(inp, bsr, x)
+            assert torch.equal(got, want.expand(*(batch or lead), -1, -1))
 
 
 def test_sums_of_integers_are_exact() -> None:

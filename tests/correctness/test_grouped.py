@@ -374,6 +374,13 @@ def test_empty_sizes() -> None:
         got = gemmtune.grouped_mm(torch.ones(m, k), torch.ones(2, k, n), offsets([1, m]))
         assert torch.equal(got, torch.full((m, n), float(k)))
     assert torch.equal(gemmtune.grouped_mm(torch.ones(3, 0), torch.ones(0, 2), offsets([0, 0])), torch.zeros(2, 3, 2))
+    for m, k, n in itertools.product((0, 3), (0, 4), (0, 6)):
+        a, b = (torch.ones(size, requires_grad=True) for size in ((m, k), (2, k, n)))
+        slots = torch.arange(m), torch.ones(m, 1, requires_grad=True)
+        for words in ({}, {"gated": "silu"}, {"rows": torch.arange(m)}, {"scatter": slots}):
+            got = gemmtune.grouped_mm(a, b, offsets([0, m]), **words)
+            assert got.shape == (m, n // 2 if "gated" in words else n)
+            got.sum().backward()
 
 
 def test_no_groups() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
+import random
+import sys
+import types
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.dispatch.statement import meaning_of
 
 F64 = torch.float64
 
@@ -231,6 +236,52 @@ def test_an_epilogue_means_what_it_says_at_each_call():
         torch.testing.assert_close(scaled, factor * A @ B)
     for shift in (BIAS, 2 * BIAS):
         torch.testing.assert_close(gemmtune.mm(A, B, epilogue=torch.add, epilogue_args=(shift,)), A @ B + shift)
+    for zero in (0.0, -0.0, 0.0):
+        torch.testing.assert_close(gemmtune.mm(A, B, epilogue=lambda acc: acc / zero), A @ B / zero)  # noqa: B023
+
+
+def imports(acc):
+    import epilogue_factors
+
+    return acc * epilogue_factors.factor
+
+
+def test_an_epilogue_that_reads_a_state_reads_it_at_each_call(monkeypatch):
+    values = {"factor": 0.0}
+    read, drawn = values.get, random.random
+    monkeypatch.setitem(sys.modules, "epilogue_factors", factors := types.ModuleType("epilogue_factors"))
+    functions = (
+        lambda acc: acc * read("factor"),
+        lambda acc: acc + drawn(),
+        lambda acc: acc + torch.rand(()).item(),
+        lambda acc: acc * torch.get_default_dtype().itemsize,
+        lambda acc: acc * globals()["FACTOR"],
+        imports,
+    )
+    before = torch.get_default_dtype()
+    for function in functions:
+        results = []
+        for number, dtype in ((2.0, torch.float32), (3.0, torch.float64)):
+            values["factor"] = factors.factor = number
+            monkeypatch.setitem(globals(), "FACTOR", number)
+            try:
+                torch.set_default_dtype(dtype)
+                results += [gemmtune.mm(A, B, epilogue=function), gemmtune.mm(A, B, epilogue=torch.relu)]
+            finally:
+                torch.set_default_dtype(before)
+        assert not torch.equal(results[0], results[2])
+        assert torch.equal(results[1], results[3])
+
+
+def test_graphs_of_functions_that_read_no_state_are_kept():
+    scale, gelu = 0.5, torch.nn.functional.gelu
+    for function in (
+        torch.relu,
+        lambda acc: torch.nn.functional.silu(acc) * scale,
+        lambda acc, x: torch.where(x > 0, acc.clamp_(min=-1.0), float(x.shape[-1])).to(torch.float16),
+        lambda acc: gelu(acc, approximate="tanh") + math.sqrt(2.0) * scale,
+    ):
+        assert meaning_of(function) is not None
 
 
 def test_autocast_has_gradients_in_the_dtype_of_autocast():

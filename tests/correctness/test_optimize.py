@@ -340,6 +340,17 @@ def test_optimized_models_and_use_never_tune(monkeypatch):
     assert not open_store(current()).every_row()
 
 
+def test_lazy_layers_are_optimized_before_their_first_call(own_store):
+    for words in ({}, {"m": range(1, 3)}, {"batch_invariant": True}):
+        model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
+        with settings.patch(backends=("aten",), search="quick", rows="shared"):
+            gemmtune.optimize(model, progress=False, **words)
+            assert is_optimized(model[0])
+            if "batch_invariant" not in words:
+                assert model(torch.randn(3, 5)).shape == (3, 2)
+        assert is_optimized(model[0])
+
+
 def test_graphs_compile_again_once_the_model_is_tuned(own_store):
     torch._dynamo.reset()
     graphs = []

@@ -104,6 +104,10 @@ BAD_CALLS = {
         r"addmm: alpha: got a tensor of shape \[2\], expected a number, or a real tensor of one element without gradient",
     ),
     "factor text": (lambda: gemmtune.baddbmm(ONE, BATCH, BATCH.mT, beta="1"), "baddbmm: beta: got '1', expected a number, or a"),
+    "epilogue args of numpy": (
+        lambda: [gemmtune.mm(A, B), gemmtune.mm(A, B, epilogue_args=A.numpy())],
+        "mm: epilogue_args: got ndarray, expected a tuple or list of tensors",
+    ),
     "epilogue args of a call that was planned": (
         lambda: [gemmtune.mm(A, B), gemmtune.mm(A, B, epilogue_args=[ONE])],
         "mm: got 1 epilogue_args without an epilogue, expected both or neither",
@@ -269,6 +273,31 @@ def test_message(name: str):
 def test_bad_shapes_are_what_torch_callers_catch(kind: type[Exception]):
     with pytest.raises(kind):
         gemmtune.mm(A, A)
+
+
+def test_operands_without_memory_are_not_read():
+    inp = torch.ones(4, 5)
+    calls = (
+        (A, lambda x: gemmtune.addmm(inp, x, B)),
+        (B, lambda x: gemmtune.addmm(inp, A, x)),
+        (B, lambda x: gemmtune.mm(A, gemmtune.prepack(x))),
+        (inp, lambda x: gemmtune.addmm(x, A, B)),
+        (inp, lambda x: gemmtune.mm(A, B, out=x)),
+        (inp, lambda x: gemmtune.mm(A, B, epilogue=torch.add, epilogue_args=(x,))),
+        (torch.ones(1, 5), lambda x: gemmtune.mixed_mm(A, WEIGHT, scale_b=x)),
+    )
+    for whole, call in calls:
+        freed = whole.clone()
+        call(freed)  # which makes a plan
+        freed.untyped_storage().resize_(0)
+        with pytest.raises(InvalidProblemError, match="with a storage of 0 bytes, expected its numbers in memory"):
+            call(freed)
+
+
+def test_an_epilogue_that_is_no_function_is_told():
+    for wrong in (torch.ones(3, 3), "relu", 5):
+        with pytest.raises(gemmtune.EpilogueError, match=f"expected a function of the accumulator, got {type(wrong).__name__}"):
+            gemmtune.mm(A, B, epilogue=wrong)
 
 
 def test_factors_may_be_tensors_of_one_element_whether_a_plan_is_there_or_not():

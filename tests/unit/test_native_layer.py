@@ -85,6 +85,22 @@ def test_a_pick_is_launched_for_inputs_of_any_rank() -> None:
                 assert found.is_contiguous()
                 made.weight.add_(1)  # the memory of a call counts, not that of the first
                 assert torch.allclose(looked_up(made, rows), torchs(made, rows), atol=1e-4)
+                for other in weights_of_other_layouts():
+                    made.weight = nn.Parameter(other, requires_grad=False)
+                    made.bias = nn.Parameter(torch.randn(len(other))) if bias else None
+                    for _ in range(3):
+                        assert torch.allclose(made(rows), torchs(made, rows), atol=1e-4), (other.shape, other.stride())
+                made.weight, made.bias = (nn.Parameter(torch.randn(size)) for size in ((32, 48), (32,)))
+                for _ in range(3):
+                    misaligned = torch.randn(6 * 48 + 1)[1:].view_as(rows)
+                    assert torch.allclose(made(misaligned), torchs(made, misaligned), atol=1e-4)
+
+
+def weights_of_other_layouts() -> list[Tensor]:
+    """Weights whose products a pick for a dense one of 32x48 would compute wrong."""
+    dense = torch.randn(64, 96)
+    transposed, misaligned, with_gaps = torch.randn(48, 32).t(), dense[:32, 1:49], dense[::2, ::2]
+    return [transposed, misaligned, with_gaps, dense[:1, :48].expand(32, 48), torch.randn(17, 48), torch.randn(40, 48)]
 
 
 class Subclass(Tensor):
@@ -176,3 +192,5 @@ def test_a_bias_with_the_rows_of_the_input_is_no_bias_for_other_rows() -> None:
     assert native.module.rows_of(input, weight, torch.randn(4, 32)) == 0
     assert native.module.rows_of(input, weight, torch.randn(32)) == 1
     assert native.module.rows_of(input[:1], weight, torch.randn(32)) is None, "one row"
+    assert native.module.layer(input, weight, torch.randn(4, 32)) is False
+    assert native.module.layer(input.view(2, 2, 48), weight, torch.randn(4, 32)) is None, "it broadcasts to the batch"

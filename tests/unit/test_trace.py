@@ -146,6 +146,12 @@ def test_equal_nodes_are_shared_and_dead_ones_dropped() -> None:
     assert epilogue.operands == (Layout.of(SCALE), Layout.of(SCALE))
 
 
+def test_graphs_are_equal_if_their_numbers_mean_the_same() -> None:
+    graphs = [trace(lambda x, c=c: x / c, torch.float32, ()) for c in (0.0, -0.0, 0.0, float("nan"), float("nan"))]
+    assert [graphs.index(graph) for graph in graphs] == [0, 1, 0, 3, 3]
+    assert len({*graphs}) == 3
+
+
 def test_equal_numbers_of_different_meaning_are_not_shared() -> None:
     epilogue = trace(lambda acc: torch.div(0.0, acc) + torch.div(-0.0, acc), torch.float32, [])
     assert [math.copysign(1, n.args[0]) for n in epilogue.nodes if n.op == "div"] == [1.0, -1.0]
