@@ -33,8 +33,8 @@ class Finder:
             self.absent.append(f"{module}.{name}")
             return None
 
-    def check(self, method: type | None, functions: Mapping[str, tuple[str, ...]]) -> None:
-        """Count each function that a class lacks, or that takes other parameters, among the absent names."""
+    def check(self, method: Any, functions: Mapping[str, tuple[str, ...]]) -> None:
+        """Count each function that a class lacks, or that takes other parameters, among the absent names. None has all."""
         for name, expected in functions.items() if method is not None else ():
             function = getattr(method, name, None)
             if function is None or tuple(inspect.signature(function).parameters) != expected:
