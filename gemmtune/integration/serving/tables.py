@@ -34,11 +34,11 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name, such as ``vLLM``. Its setting and its logger have it in lower case."""
+        """Name, such as ``vLLM``, which its setting and its logger have in lower case."""
 
     @property
     def device_type(self) -> str:
-        """The device type of its layers in torch's words, such as ``cuda``."""
+        """Device type of its layers in torch's words, such as ``cuda``."""
 
     @property
     def batch_invariant(self) -> bool:
@@ -46,7 +46,7 @@ class Engine(Protocol):
 
     @property
     def most_rows(self) -> int | None:
-        """The most rows of a batch, or None if it names no maximum."""
+        """Most rows of a batch, or None if it names no maximum."""
 
 
 def all_layers(engine: Engine) -> bool:
