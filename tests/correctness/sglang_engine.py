@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 import vllm_models
+from serving_checks import count_tunings
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from tables_of_rows import put_table
 
-from gemmtune.dispatch import strategies
 from gemmtune.dispatch.ready import ready
 from gemmtune.problem import Problem
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = 256
-tunings: list[str] = []
+tunings = list[str]()
 
 
 def noted(result: Any, *_: Any, **__: Any) -> None:
@@ -34,21 +34,9 @@ def noted(result: Any, *_: Any, **__: Any) -> None:
     Path(os.environ["SGLANG_RAN"]).write_text(json.dumps({"ran": ran, "tunings": tunings}))
 
 
-def counted(name: str) -> Any:
-    """Return a function of the strategies that notes its calls: those that tune or verify."""
-    whole = getattr(strategies, name)
-
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        tunings.append(name)
-        return whole(*arguments, **keywords)
-
-    return call
-
-
 if __name__ != "__main__":
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.process_batch_result", noted, HookType.AFTER)
-    for function in ("select", "tune_rows", "defaults_for"):
-        setattr(strategies, function, counted(function))
+    tunings = count_tunings()
 
 
 def main(folder: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import sglang_stand_in as stand_in
 import torch
+from serving_checks import check_graphs_look_kernels_up
 from sglang_stand_in import StandIn, awq_layer, scaled_layer
 from tables_of_rows import put_table
 from torch import nn
@@ -28,7 +29,7 @@ from gemmtune.errors import InvalidProblemError
 from gemmtune.integration.sglang.points import DENSE, MIXED, PRODUCTS, SCALED
 from gemmtune.problem import Problem
 
-N, K, ROWS = 48, 64, 8
+N, K, ROWS = 80, 128, 8
 NAMES = {MIXED[0]: ("qweight", "scales", "qzeros"), MIXED[2]: ("weight_packed", "weight_scale", "weight_zero_point")}
 
 
@@ -164,19 +165,7 @@ def test_graphs_look_the_kernel_up_at_each_run(sglang: StandIn) -> None:
     started(sglang)
     method, layer = sglang.method(DENSE), own_linear()
     method.process_weights_after_loading(layer)
-    graphs = list[torch.fx.GraphModule]()
-
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph)
-        return graph
-
-    compiled = torch.compile(lambda x: method.apply(layer, x), backend=backend, dynamic=True, fullgraph=True)
-    ready.clear()
-    for m in (3, 4, 7):
-        x = torch.randn(m, K)
-        torch.testing.assert_close(compiled(x), functional.linear(x, layer.weight))
-    assert len(graphs) == 1
-    assert {entry.plan.problem.m for entry in ready.values() if entry.plan.choice.backend == "cpp"} == {3, 4, 7}
+    check_graphs_look_kernels_up(method, layer)
 
 
 def test_weights_of_other_kinds_stay_sglangs(sglang: StandIn) -> None:
