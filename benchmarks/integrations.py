@@ -41,8 +41,8 @@ from gemmtune import settings
 from gemmtune.choice import Kernel
 from gemmtune.device import DeviceInfo, detect
 from gemmtune.integration.defaults import make_defaults
+from gemmtune.integration.serving.products import OP
 from gemmtune.integration.vllm import register
-from gemmtune.integration.vllm.linear import OP
 from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes

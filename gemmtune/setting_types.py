@@ -17,7 +17,7 @@ Rows = Literal["shared", "exact"]
 MixedMmChoice = Literal["default", "triton", "aten", "heuristic"]
 AbsentBlocks = Literal["any", "skipped"]
 Busy = Literal["repeat", "wait", "accept"]
-Vllm = Literal["0", "1", "all"]
+Plugin = Literal["0", "1", "all"]
 MOST = 10**12
 """Largest number of a setting. Timers of the system take no more seconds."""
 

@@ -17,9 +17,10 @@ MODULES = {
     "peft": "peft",
     "lightning": "lightning",
     "vllm": "vllm",
+    "sglang": "sglang",
     "serve": "fastapi",
 }
-"""Module of each extra, by the name that tests give: an extra of gemmtune, a package of the extra ``models``, vLLM, or
+"""Module of each extra, by the name that tests give: an extra of gemmtune, a package of the extra ``models``, vLLM, SGLang, or
 ``transformers[serving]``."""
 
 

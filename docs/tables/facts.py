@@ -29,7 +29,7 @@ GROUPS = {
     "ck": ("ck_dir",),
     "tuned": (
         "disable", "tune", "first_call_budget_s", "fallback_to_aten", "busy", "timing", "verify", "rows", "batch_invariant",
-        "multi_kernel", "vllm", "tune_in_subprocess",
+        "multi_kernel", "vllm", "sglang", "tune_in_subprocess",
         "compile_threads", "compile_timeout_s", "choice_timeout_s",
     ),
 }  # fmt: skip

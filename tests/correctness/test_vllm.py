@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import vllm_stand_in as stand_in
+from serving_checks import check_graphs_look_kernels_up
 from tables_of_rows import put_table
 from torch import nn
 from torch.nn import functional
@@ -21,12 +22,12 @@ from vllm_stand_in import MixedConfig, StandIn
 import gemmtune.integration.vllm as plugin
 from gemmtune import settings
 from gemmtune.dispatch.ready import ready
-from gemmtune.integration.vllm.tables import PACKED
 from gemmtune.problem import Problem
 
 N, K = 48, 64
 ROWS = 8
 GOOD = MixedConfig((K, N), "uint4b8", 32, False)
+PACKED = "vLLM packs its weights on a CPU and is faster with them; set GEMMTUNE_VLLM=all to run by gemmtune's tables anyway"
 
 
 @pytest.fixture
@@ -145,19 +146,7 @@ def test_graphs_look_the_kernel_up_at_each_run(vllm: StandIn) -> None:
     plugin.register()
     method, layer = vllm.embedding(), own_linear()
     method.process_weights_after_loading(layer)
-    graphs = list[torch.fx.GraphModule]()
-
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph)
-        return graph
-
-    compiled = torch.compile(lambda x: method.apply(layer, x), backend=backend, dynamic=True, fullgraph=True)
-    ready.clear()
-    for m in (3, 4, 7):
-        x = torch.randn(m, K)
-        torch.testing.assert_close(compiled(x), functional.linear(x, layer.weight))
-    assert len(graphs) == 1
-    assert {entry.plan.problem.m for entry in ready.values() if entry.plan.choice.backend == "cpp"} == {3, 4, 7}
+    check_graphs_look_kernels_up(method, layer)
 
 
 def test_a_table_of_torchs_choices_alone_leaves_the_layer_to_vllm(vllm: StandIn, caplog: pytest.LogCaptureFixture) -> None:

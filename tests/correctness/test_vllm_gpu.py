@@ -17,8 +17,8 @@ from vllm_stand_in import FP8Config, MixedConfig, QuantKey, Scale, Shape, StandI
 import gemmtune.integration.vllm as plugin
 from gemmtune import settings
 from gemmtune.dispatch.ready import forget_plans, ready
-from gemmtune.integration.vllm.linear import OP
-from gemmtune.integration.vllm.tables import _log_once
+from gemmtune.integration.serving.products import OP
+from gemmtune.integration.serving.tables import log_once
 
 pytestmark = pytest.mark.gpu
 Tensor = torch.Tensor
@@ -32,7 +32,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> I
     """A stand-in for vLLM on a GPU, with our plugin, which may make default tables."""
     made = StandIn("cuda")
     stand_in.install(monkeypatch, made)
-    _log_once.cache_clear()
+    log_once.cache_clear()
     caplog.set_level(logging.INFO, "vllm.gemmtune")
     with settings.patch(rows="shared", vllm="all"):
         plugin.register()

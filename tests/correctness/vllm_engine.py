@@ -11,26 +11,14 @@ from typing import Any
 
 import torch
 import vllm_models
+from serving_checks import count_tunings
 from tables_of_rows import put_table
 
-from gemmtune.dispatch import strategies
 from gemmtune.dispatch.ready import ready
 from gemmtune.problem import Problem
 
 ROWS = 64
 LENGTHS = range(1, 21)
-tunings: list[str] = []
-
-
-def counted(name: str) -> Any:
-    """Return a function of the strategies that notes its calls: those that tune or verify."""
-    whole = getattr(strategies, name)
-
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        tunings.append(name)
-        return whole(*arguments, **keywords)
-
-    return call
 
 
 def problems(kind: str) -> list[Problem]:
@@ -56,8 +44,7 @@ def main(model: str, load_format: str, mixed: str, eager: bool, plant: bool = Tr
         model, load_format=load_format, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=256, seed=0, max_num_seqs=8,
         enforce_eager=eager,
     )  # fmt: skip
-    for name in ("select", "tune_rows", "defaults_for"):
-        setattr(strategies, name, counted(name))
+    tunings = count_tunings()
     before = len(ready)
     prompts: Any = [{"prompt_token_ids": [(7 * i + n) % 500 + 2 for i in range(n)]} for n in LENGTHS]
     asked = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False, logprobs=2)

@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from gemmtune import settings
 from gemmtune.dispatch.ready import forget_plans
+from gemmtune.integration.serving.tables import log_once
 from gemmtune.integration.vllm.points import EMBEDDING, KERNELS, LINEAR
-from gemmtune.integration.vllm.tables import _log_once
 
 Tensor = torch.Tensor
 
@@ -277,7 +277,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     """Install a stand-in on a CPU, whose layers tables may serve."""
     made = StandIn("cpu")
     install(monkeypatch, made)
-    _log_once.cache_clear()
+    log_once.cache_clear()
     with settings.patch(rows="shared", search="quick", backends=("aten", "cpp"), vllm="all"):
         yield made
     forget_plans()

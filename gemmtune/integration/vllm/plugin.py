@@ -1,14 +1,12 @@
 """What ``register`` does in a vLLM that has every extension point."""
 
-import logging
-
 from ... import settings
+from ..serving.start import logger
 from .linear import take_over
 from .mixed import MixedKernel
 from .points import Points
 from .scaled import BlockKernel, Float8Kernel, Int8Kernel
 
-log = logging.getLogger("vllm.gemmtune")
 KERNELS: dict[str, tuple[str, type]] = {
     "mixed": ("GemmtuneMixedLinearKernel", MixedKernel),
     "int8": ("GemmtuneInt8LinearKernel", Int8Kernel),
@@ -22,6 +20,7 @@ PLATFORMS = ("CUDA", "CPU")
 
 def install(points: Points) -> None:
     """Give vLLM our linear methods and kernels, once. Ours stand before vLLM's, and refuse layers without a table."""
+    log = logger(points.name)
     if getattr(points.platform, "_enum", None) is None or points.platform._enum.name not in PLATFORMS:
         log.info("gemmtune leaves vLLM as it is on %s, expected one of %s", points.device_type, ", ".join(PLATFORMS))
         return

@@ -1,10 +1,11 @@
 """Extension points of vLLM that the plugin needs, looked up by name, since another version may lack some."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
+
+from ..serving.start import Finder, Missing
 
 LINEAR = "vllm.model_executor.layers.linear"
 EMBEDDING = "vllm.model_executor.layers.vocab_parallel_embedding"
@@ -21,17 +22,10 @@ KINDS: Mapping[str, tuple[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
-    """Names that the installed vLLM lacks."""
-
-    version: str
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
     """The extension points of one vLLM."""
 
+    name: ClassVar[str] = "vLLM"
     methods: tuple[type, ...]
     """Linear methods of weights that are not quantized."""
     bases: Mapping[str, type]
@@ -55,41 +49,23 @@ class Points:
         """True if the user asks vLLM for rows whose bits do not depend on their batch."""
         return bool(self.envs.VLLM_BATCH_INVARIANT)
 
+    @property
+    def most_rows(self) -> int | None:
+        """The most rows of a batch, if the configuration names them."""
+        return getattr(getattr(self.config(), "scheduler_config", None), "max_num_batched_tokens", None)
+
 
 def find_points() -> Points | Missing:
     """Return the extension points of the installed vLLM, or the names that it lacks."""
-    missing: list[str] = []
-
-    def get(module: str, name: str) -> Any:
-        try:
-            return getattr(import_module(module), name)
-        except (ImportError, AttributeError):
-            missing.append(f"{module}.{name}")
-            return None
-
+    finder = Finder("vllm")
+    get = finder.get
     methods = (get(LINEAR, "UnquantizedLinearMethod"), get(EMBEDDING, "UnquantizedEmbeddingMethod"))
-    missing += [gap for method in methods if method is not None for gap in _unlike(method)]
+    for method in methods:
+        finder.check(method, {"apply": APPLY, "process_weights_after_loading": ("self", "layer")})
     bases = {kind: get(KERNELS, base) for kind, (base, _) in KINDS.items()}
     lists = {kind: get(KERNELS, found) for kind, (_, found) in KINDS.items()}
     platform, config = get("vllm.platforms", "current_platform"), get("vllm.config", "get_current_vllm_config_or_none")
     get("vllm.envs", "VLLM_BATCH_INVARIANT")
-    if missing:
-        return Missing(version=_version(), names=tuple(missing))
+    if finder.absent:
+        return finder.missing()
     return Points(methods=methods, bases=bases, lists=lists, platform=platform, envs=import_module("vllm.envs"), config=config)
-
-
-def _unlike(method: type) -> list[str]:
-    """Return the functions of a linear method that are absent or take other arguments."""
-    whole, found = f"{method.__module__}.{method.__name__}", []
-    for name, expected in (("apply", APPLY), ("process_weights_after_loading", ("self", "layer"))):
-        function = getattr(method, name, None)
-        if function is None or tuple(inspect.signature(function).parameters) != expected:
-            found.append(f"{whole}.{name}({', '.join(expected[1:])})")
-    return found
-
-
-def _version() -> str:
-    try:
-        return str(import_module("vllm").__version__)
-    except (ImportError, AttributeError):
-        return "(unknown version)"

@@ -4,17 +4,16 @@ from typing import Any, ClassVar, cast
 
 import torch
 
-from ... import settings
 from ...operators import library as library  # defines torch.ops.gemmtune
 from ...problem.scales import SCALE_BLOCK
+from ..serving.scaled import int8_product, rounded_rows
+from ..serving.tables import INVARIANT, all_layers, how_to_run_all, invariant, unserved_quantized
+from .notes import note
 from .points import Points
-from .tables import INVARIANT, invariant, note, unserved_quantized
 
 Tensor = torch.Tensor
 LEAST_CAPABILITY = {"int8": 75, "fp8": 89}
 """Least compute capability of a GPU with such tensor cores, times ten."""
-MOST = 127
-"""Largest number of int8 that has a negative."""
 
 
 class _Kernel:
@@ -51,8 +50,10 @@ class Int8Kernel(_Kernel):
         reason = INVARIANT if invariant(cls.points) else ""
         if not reason and not c.input_symmetric:
             reason = "inputs have zero points, expected symmetric ones"
-        if not reason and settings.current().vllm != "all":
-            reason = "vLLM states no shape here, so no table can be looked up; set GEMMTUNE_VLLM=all to run int8 layers anyway"
+        if not reason and not all_layers(cls.points):
+            reason = (
+                f"vLLM states no shape here, so no table can be looked up; {how_to_run_all(cls.points)} to run int8 layers anyway"
+            )
         return not reason, reason or None
 
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -76,10 +77,8 @@ class Int8Kernel(_Kernel):
         w, s, i, *_ = self._names()
         weight = getattr(layer, w)
         numbers, scale = rounded_rows(x.reshape(-1, x.shape[-1]), getattr(layer, i))
-        sums = torch.ops.gemmtune.int_mm(numbers, weight.t(), may_tune=False)
-        result = sums.float() * scale * getattr(layer, s)
-        result = result if bias is None else result + bias.float()
-        return result.to(x.dtype).view(*x.shape[:-1], weight.shape[0])  # type: ignore[no-any-return]
+        result = int8_product(numbers, weight.t(), scale, getattr(layer, s), bias, x.dtype)
+        return result.view(*x.shape[:-1], weight.shape[0])
 
     def _names(self) -> tuple[str, str, str, str, str]:
         """Return the names of weight, its scale, the inputs' scale and zero point, and vLLM's correction for the latter."""
@@ -100,10 +99,9 @@ class _Float8(_Kernel):
         if not reason and not scales:
             reason = f"scales: got {c.activation_quant_key} inputs and {c.weight_quant_key} weights, expected one of {cls.known}"
         if not reason:
-            defaults = settings.current().vllm == "all"
             n, k = c.weight_shape
             words = {"dtype": c.weight_quant_key.dtype, "out_dtype": c.out_dtype, "scales": scales}
-            reason = unserved_quantized("scaled_mm", (n, k), words, cls.points, defaults=defaults)
+            reason = unserved_quantized("scaled_mm", (n, k), words, cls.points)
         return not reason, reason or None
 
     @classmethod
@@ -153,14 +151,6 @@ class BlockKernel(_Float8):
         """Return (A · As) @ (B · Bs)ᵀ for B [N, K]."""
         out_dtype = self.config.out_dtype
         return torch.ops.gemmtune.scaled_mm(A, B.t(), As, Bs.t(), out_dtype=out_dtype, may_tune=False)  # type: ignore[no-any-return]
-
-
-def rounded_rows(rows: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return rows as int8, and the scale: the given one, or the largest magnitude of each row over 127, as [M, 1]."""
-    wide = rows.float()
-    if scale is None:
-        scale = (wide.abs().amax(1, keepdim=True) / MOST).clamp_min(torch.finfo(torch.float32).tiny)
-    return (wide / scale).round().clamp(-MOST - 1, MOST).to(torch.int8), scale
 
 
 def _replace(layer: Any, name: str, data: Tensor) -> None:

@@ -1,0 +1,1 @@
+"""Parts that the plugins of inference engines share."""
