@@ -79,9 +79,11 @@ class Candidate:
     """GEMM in a process of its own. A process that has ended is replaced at the next question."""
 
     def __init__(
-        self, target: Target, device: str = "cpu", *, sandbox: bool = False, timeout_s: float = CALL_S, memory: Memory | None = None
+        self, target: Target, device: str = "cpu", *, sandbox: bool = False, timeout_s: float = CALL_S, is_twin: bool = False
     ) -> None:
         self.target = target
+        self.is_twin = is_twin
+        """True if torch's products round in another way in this process, and take longer."""
         self.device = torch.device(device)
         self.last = Reading()
         self.place: int | None = None
@@ -91,7 +93,7 @@ class Candidate:
         self.profiling = False
         """True if the operations of torch in the next calls are counted in ``ran``."""
         self.ran: Mapping[str, int] = {}
-        self._memory = memory or Memory(self.device)
+        self._memory = Memory(self.device)
         self._sandbox = sandbox
         self._timeout_s = timeout_s
         self._fork: Fork | None = None
@@ -127,6 +129,7 @@ class Candidate:
         self.close()
         self._fork = Fork(self._memory.fd, gpu=self.device.type != "cpu", sandbox=self._sandbox)
         question = {"do": "open", "device": str(self.device), "bytes": self._memory.size, "handle": self._memory.handle()}
+        question["twin"] = self.is_twin
         ops = (*OPS, *NOTHING) if self.target is TORCH else OPS
         answer = self._ask(question | {"target": asdict(self.target), "ops": ops}, max(self._timeout_s, IMPORT_S))
         self._threads, self._bytes = self._fork.threads(), self._fork.resident_bytes()
@@ -189,10 +192,9 @@ class Candidate:
     @contextmanager
     def left_alone(self) -> Iterator[None]:
         """Count the CPU time of what the process has started as work between calls, while another one is timed."""
-        started = self._fork if self._record.has(Conduct.STARTS) else None
-        before_s = started.descendants_s() if started else 0.0
+        before_s = self._fork.descendants_s() if self._fork else 0.0
         yield
-        self._idle_s += max(started.descendants_s() - before_s, 0.0) if started else 0.0
+        self._idle_s += max(self._fork.descendants_s() - before_s, 0.0) if self._fork else 0.0
 
     def changes(self) -> list[str]:
         """Return how the priorities and cores of the process, and of its parent, were changed since the last call. Undo that."""

@@ -221,7 +221,13 @@ class Fork:
 
     def descendants_s(self) -> float:
         """Return the CPU time of what the process has started."""
-        return sum(seconds for pid, seconds in tree(self.pid).items() if pid != self.pid)
+        return sum(seconds for pid, seconds in tree(self.pid).items() if pid != self.pid) if self._has_children() else 0.0
+
+    def _has_children(self) -> bool:
+        """Return True if the process has started others. Its threads say that sooner than a look at all processes."""
+        with contextlib.suppress(OSError):
+            return any(path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/children"))
+        return True
 
     def resident_bytes(self) -> int:
         """Return the memory that the process holds for itself."""

@@ -12,6 +12,7 @@ from ..timing.timer import median_margin
 from .candidate import Candidate
 from .checks import Trouble
 from .conduct import Conduct
+from .twin import Comparison, follows_torch
 
 SELDOM = 0.02
 """Share of wrong results below which a GEMM is right sometimes."""
@@ -49,6 +50,8 @@ class Shape:
     """True for each timed result that has the bits of torch's."""
     bits_profiled: tuple[bool, ...] = ()
     """The same of profiled calls, without the first."""
+    comparisons: tuple[Comparison, ...] = ()
+    """Calls that the twin repeated."""
 
     @property
     def ratio(self) -> tuple[float, float] | None:
@@ -97,6 +100,8 @@ def note_calls(candidate: Candidate, shapes: Sequence[Shape]) -> None:
         if shape.hides_torch:
             detail = f"{sum(shape.bits)} of {len(shape.bits)} timed results have the bits of torch's"
             candidate.note(Conduct.TORCH, f"{shape.problem}: {detail}, and none of {len(shape.bits_profiled)} profiled ones")
+        if follows := follows_torch(shape.comparisons):
+            candidate.note(Conduct.TORCH, f"{shape.problem}: {follows}")
         if len(shape.repeats) >= LEAST_REPEATS and (share := _of_least(shape.repeats)) < AT_ONCE:
             detail = f"{shape.problem}: equal operands at other addresses take {share:.0%} of the work of new ones"
             candidate.note(Conduct.REUSED, detail)

@@ -24,6 +24,7 @@ from .conduct import Conduct
 from .memory import POISON
 from .shape import Shape
 from .target import NOTHING
+from .twin import Answer, Comparison, Twin
 
 KINDS = ("fresh", "fresh", "exact", "fresh", "alike", "fresh", "moved", "left", "fresh", "right", "one")
 """Kinds of calls. They come in another order each time.
@@ -34,6 +35,8 @@ one: the same numbers with one changed in a and in b.
 """
 PAGES = (3, 3, 3, 40, 81, 122)
 """Pages at which operands begin: mostly the same one."""
+MOST_TWINS = 8
+"""Calls of a shape that the twin repeats."""
 MOST_WRONG = 3
 """Wrong results after which a shape ends."""
 EMPTY_CALLS, LEAST_GPU_S = 15, 1e-7
@@ -63,6 +66,7 @@ class _Run:
     ran: list[frozenset[str]] = field(default_factory=list)
     bits: list[bool] = field(default_factory=list)
     bits_profiled: list[bool] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
     of_torch: bytes = b""
     """Digest of torch's latest result."""
     calls: int = 0
@@ -79,9 +83,11 @@ class Trial:
 
     Args:
         rival: torch, with its process.
+        twin: the GEMM in another process, for calls that must not be torch's.
     """
 
-    def __init__(self, subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate]) -> None:
+    def __init__(self, subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate], twin: Twin | None = None) -> None:
+        self._twin = twin
         self._subject, self._candidate = subject, candidate
         self._rival, self._torch = rival
         self._added_s, self._hand_over_s = (0.0, 0.0), 0.0
@@ -123,7 +129,7 @@ class Trial:
             problem=problem, calls=max(run.calls, len(run.wrong)), pairs=tuple(run.pairs[1:] or run.pairs), first_s=first_s,
             added_s=self._added_s, repeats=tuple(run.repeats), equal=tuple(run.equal), hidden=tuple(run.hidden),
             wrong=tuple(run.wrong), refused=refused, ran=tuple(run.ran), bits=tuple(run.bits),
-            bits_profiled=tuple(run.bits_profiled),
+            bits_profiled=tuple(run.bits_profiled), comparisons=tuple(run.comparisons),
         )  # fmt: skip
 
     def _reserve(self, problem: Problem) -> None:
@@ -160,6 +166,7 @@ class Trial:
             if last.device_us:
                 around_s = max(self._torch.last.wall_s - torch_s, self._hand_over_s)
                 run.hidden.append(last.wall_s - own_s - around_s > HIDDEN * own_s + HIDDEN_S)
+            self._compare(run, operands, number, last.cpu_s)
         if kind == "fresh" and (timed or number == 1) and run.rng.random() < 0.5:
             candidate.place, first = run.rng.choice(PAGES), run.last
             self._called(run, operands, expectation, number)
@@ -208,6 +215,21 @@ class Trial:
         if timed and number > 1:
             self._by_torch(run, operands)
             run.bits_profiled.append(run.last == run.of_torch)
+
+    def _compare(self, run: _Run, operands: Operands, number: int, cpu_s: float) -> None:
+        """Repeat a call in the twin, whose result must be right too."""
+        if self._twin is None or len(run.comparisons) >= MOST_TWINS:
+            return
+        here = Answer(bits=run.last, cpu_s=cpu_s), Answer(bits=run.of_torch, cpu_s=self._torch.last.cpu_s)
+        found = self._twin.answers(run.checker.problem, operands, self._candidate.place)
+        if found is None:
+            self._twin = None
+            return
+        result, own_s, by_torch, torch_s = found
+        if (trouble := run.checker.trouble(result, operands)) is not None:
+            run.wrong.append((number, dataclasses.replace(trouble, text=f"in a new process, {trouble.text}"), False))
+        there = Answer(bits=_digest(result), cpu_s=own_s), Answer(bits=_digest(by_torch), cpu_s=torch_s)
+        run.comparisons.append(Comparison(here=here[0], there=there[0], torch_here=here[1], torch_there=there[1]))
 
     def _by_torch(self, run: _Run, operands: Operands) -> float:
         self._torch.place = self._candidate.place
