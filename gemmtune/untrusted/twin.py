@@ -4,9 +4,13 @@ If some calls have the bits of torch's products here, and those of torch's other
 matter from where, by which function, or if the GEMM hides when it is observed: nothing shows in which process it runs.
 """
 
+import functools
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from ..declaration.subject import Impossible, Subject
 from ..numerics.operands import Operands
@@ -27,6 +31,11 @@ class Answer:
 
     bits: bytes
     cpu_s: float
+
+    @classmethod
+    def of(cls, result: object, process: Candidate) -> "Answer":
+        """Return the latest answer of a process."""
+        return cls(bits=digest(result), cpu_s=process.last.cpu_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +69,20 @@ def follows_torch(comparisons: Sequence[Comparison]) -> str:
     return f"{len(telling)} results have other bits, and take {own:.1f} times as long, where torch's products do"
 
 
+def digest(result: object) -> bytes:
+    """Return a hash of the bits of a result."""
+    if not isinstance(result, torch.Tensor) or not result.numel():
+        return b""
+    return hashlib.blake2b(result.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), digest_size=16).digest()
+
+
+@functools.cache
+def telling() -> bool:
+    """Return True if other libraries have other bits than torch's. numpy may multiply by the same one."""
+    a, b = (torch.linspace(-1, 1, 120 * 360).sin().view(size) for size in ((120, 360), (360, 120)))
+    return not torch.equal(a @ b, torch.from_numpy(a.numpy() @ b.numpy()))
+
+
 class Twin:
     """Twin of a GEMM and of torch. It is given up if the GEMM does not work in two processes."""
 
@@ -68,18 +91,21 @@ class Twin:
         self._declared = declared
         self._subject: Subject | None = None
 
-    def answers(self, problem: Problem, operands: Operands, place: int | None) -> tuple[Any, float, Any, float] | None:
-        """Return the results and CPU times of the GEMM and of torch, or None if there are none."""
-        of_torch, torch_process = rival("cpu", is_twin=True)
-        found: list[Any] = []
+    def compared(
+        self, problem: Problem, operands: Operands, place: int | None, here: tuple[Answer, Answer]
+    ) -> tuple[Any, Comparison] | None:
+        """Return the GEMM's result there, and the comparison with the answers ``here``, of it and of torch. None if it has none."""
+        found = []
         try:
             self._subject = self._subject or subject_of(self._candidate, self._declared)
-            for subject, process in ((self._subject, self._candidate), (of_torch, torch_process)):
+            for subject, process in ((self._subject, self._candidate), rival("cpu", is_twin=True)):
                 process.place = place
-                found += [subject.caller(problem)(operands.tensors, operands.scalars, None), process.last.cpu_s]
+                result = subject.caller(problem)(operands.tensors, operands.scalars, None)
+                found.append((result, Answer.of(result, process)))
         except (RemoteError, CandidateEnded, Impossible):
             return None
-        return tuple(found)  # type: ignore[return-value]
+        (own, there), (_, torch_there) = found
+        return own, Comparison(here=here[0], there=there, torch_here=here[1], torch_there=torch_there)
 
     def close(self) -> None:
         """End the process of the GEMM."""

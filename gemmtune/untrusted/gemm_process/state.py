@@ -50,8 +50,13 @@ WATCHED: tuple[tuple[Any, str], ...] = (
 KERNELS = re.compile(r"aten/[\w.]+/(Autograd)?(CPU|CUDA|Composite\w*|Undefined)?$")
 """Names of torch's operators, with the devices whose kernels ``torch.library`` has replaced."""
 PARTS = (staticmethod, classmethod)
-PLAIN = (bool, float, complex, str, bytes, tuple, frozenset, torch.dtype)
-"""Types of variables of modules, and of entries of tables whose name is in capitals, that are watched too. Integers may be counters."""
+PLAIN = (float, complex, str, bytes, tuple, frozenset, torch.dtype)
+"""Types of variables of modules, and of entries of tables whose name is in capitals, that are watched too.
+
+Integers may be counters, and truth values say what has been loaded.
+"""
+SAID = (*PLAIN, bool, int, dict, list, type(None), decimal.Context)
+"""Types of settings that a function says."""
 GETTER = re.compile(r"(get|is|are)(?!.*(rng|count|objects|ref|blocks|stats|load|recursion|printoptions|_id$))[a-z_0-9]*$")
 """Names of functions that say a setting if they are called without an argument."""
 ASKED: tuple[Any, ...] = (sys, os, gc, threading, decimal, faulthandler, torch, np)
@@ -142,8 +147,11 @@ def _constants(modules: Sequence[ModuleType]) -> list[tuple[str, Mapping[str, An
     """Return modules with their public variables, and tables of constants, with the values that they have now."""
     spaces = [(x.__name__, vars(x)) for x in modules]
     tables = [(f"{name}.{key}", x) for name, space in spaces for key, x in space.items() if type(x) is dict and key.isupper()]
-    kept = [(name, space, {key: x for key, x in space.items() if type(x) in PLAIN and str(key)[:1] != "_"}) for name, space in [*spaces, *tables]]
-    return [x for x in kept if x[2]]
+    kept = []
+    for name, space in (*spaces, *tables):
+        if values := {key: x for key, x in space.items() if type(x) in PLAIN and not str(key).startswith("_")}:
+            kept.append((name, space, values))
+    return kept
 
 
 def _getters() -> dict[str, Callable[[], object]]:
@@ -153,7 +161,7 @@ def _getters() -> dict[str, Callable[[], object]]:
         for name, function in vars(module).items():
             if GETTER.match(name) and callable(function) and not isinstance(function, type):
                 with contextlib.suppress(Exception):
-                    if type(said := function()) in (*PLAIN, int, dict, list, type(None), decimal.Context) and str(said) == str(function()):
+                    if isinstance(said := function(), SAID) and str(said) == str(function()):
                         found[f"{module.__name__}.{name}"] = function
     return found
 
