@@ -28,7 +28,7 @@ from ..untrusted.conduct import Conduct, Finding
 from ..untrusted.shape import Shape, note_calls
 from ..untrusted.subject import rival, subject_of
 from ..untrusted.target import Target
-from ..untrusted.twin import Twin, telling
+from ..untrusted.twin import Twin, tells
 from .calls import timed_calls
 from .levels import LEVELS, MOST_CALL_S, Level
 from .speed import Speed, judge_speed
@@ -242,7 +242,7 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verd
     if any(finding.kind is Conduct.HUNG for finding in candidate.findings):
         return dataclasses.replace(verdict, reason="not timed: it does not answer")
     watch = Watch(detect(options.device))
-    alone = subject.traits.calls_torch or options.device != "cpu" or not telling()
+    alone = subject.traits.calls_torch or options.device != "cpu" or not tells()
     twin = None if alone else Twin(candidate, options.declared, sandbox=options.sandbox, timeout_s=options.timeout_s)
     try:
         shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, [x.case for x in values.executed], twin))

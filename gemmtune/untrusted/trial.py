@@ -23,7 +23,7 @@ from .conduct import Conduct
 from .memory import POISON
 from .shape import Shape
 from .target import NOTHING
-from .twin import Answer, Comparison, Twin, digest
+from .twin import Twin, digest
 
 KINDS = ("fresh", "fresh", "exact", "fresh", "alike", "fresh", "moved", "left", "fresh", "right", "one", "near")
 """Kinds of calls. They come in another order each time.
@@ -67,7 +67,7 @@ class _Run:
     ran: list[frozenset[str]] = field(default_factory=list)
     bits: list[bool] = field(default_factory=list)
     bits_profiled: list[bool] = field(default_factory=list)
-    comparisons: list[Comparison] = field(default_factory=list)
+    follows: list[bool] = field(default_factory=list)
     of_torch: bytes = b""
     """Digest of torch's latest result."""
     calls: int = 0
@@ -130,7 +130,7 @@ class Trial:
             problem=problem, calls=max(run.calls, len(run.wrong)), pairs=tuple(run.pairs[1:] or run.pairs), first_s=first_s,
             added_s=self._added_s, repeats=tuple(run.repeats), equal=tuple(run.equal), hidden=tuple(run.hidden),
             wrong=tuple(run.wrong), refused=refused, ran=tuple(run.ran), bits=tuple(run.bits),
-            bits_profiled=tuple(run.bits_profiled), comparisons=tuple(run.comparisons),
+            bits_profiled=tuple(run.bits_profiled), follows=tuple(run.follows),
         )  # fmt: skip
 
     def _reserve(self, problem: Problem) -> None:
@@ -167,7 +167,7 @@ class Trial:
             if last.device_us:
                 around_s = max(self._torch.last.wall_s - torch_s, self._hand_over_s)
                 run.hidden.append(last.wall_s - own_s - around_s > HIDDEN * own_s + HIDDEN_S)
-            self._compare(run, operands, number, Answer(bits=run.last, cpu_s=last.cpu_s))
+            self._compare(run, operands, number)
         if kind == "fresh" and (timed or number == 1) and run.rng.random() < 0.5:
             candidate.place, first = run.rng.choice(PAGES), run.last
             self._called(run, operands, expectation, number)
@@ -217,18 +217,18 @@ class Trial:
             self._by_torch(run, operands)
             run.bits_profiled.append(run.last == run.of_torch)
 
-    def _compare(self, run: _Run, operands: Operands, number: int, own: Answer) -> None:
-        """Repeat a call in the twin, whose result must be right too."""
-        if self._twin is None or len(run.comparisons) >= MOST_TWINS or self._candidate.slowest_s > SLOW_START_S:
+    def _compare(self, run: _Run, operands: Operands, number: int) -> None:
+        """Repeat a call in the twin, whose result must be right too. Count it if torch's result has other bits there."""
+        if self._twin is None or len(run.pairs) > MOST_TWINS or self._candidate.slowest_s > SLOW_START_S:
             return
-        here = own, Answer(bits=run.of_torch, cpu_s=self._torch.last.cpu_s)
-        found = self._twin.compared(run.checker.problem, operands, self._candidate.place, here)
-        if found is None:
+        if (found := self._twin.results(run.checker.problem, operands, self._candidate.place)) is None:
             self._twin = None
             return
         if (trouble := run.checker.trouble(found[0], operands)) is not None:
             run.wrong.append((number, dataclasses.replace(trouble, text=f"in a new process, {trouble.text}"), False))
-        run.comparisons.append(found[1])
+        own, by_torch = map(digest, found)
+        if by_torch != run.of_torch:
+            run.follows.append((own, run.last) == (by_torch, run.of_torch))
 
     def _by_torch(self, run: _Run, operands: Operands) -> float:
         self._torch.place = self._candidate.place

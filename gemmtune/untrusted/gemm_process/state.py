@@ -147,7 +147,7 @@ def _constants(modules: Sequence[ModuleType]) -> list[tuple[str, Mapping[str, An
     """Return modules with their public variables, and tables of constants, with the values that they have now."""
     spaces = [(x.__name__, vars(x)) for x in modules]
     tables = [(f"{name}.{key}", x) for name, space in spaces for key, x in space.items() if type(x) is dict and key.isupper()]
-    kept = []
+    kept: list[tuple[str, Mapping[str, Any], dict[str, Any]]] = []
     for name, space in (*spaces, *tables):
         if values := {key: x for key, x in space.items() if type(x) in PLAIN and not str(key).startswith("_")}:
             kept.append((name, space, values))
