@@ -18,7 +18,7 @@ from ..numerics.operands import Operands
 from ..problem import Problem
 from ..timing.timer import median_margin
 from .candidate import OTHERS, Candidate, CandidateEnded, RemoteError
-from .checks import Checker, Trouble, alike, nearby, one_changed
+from .checks import Checker, Trouble, alike, is_constant, nearby, one_changed
 from .conduct import Conduct
 from .memory import POISON
 from .shape import Shape
@@ -85,10 +85,13 @@ class Trial:
     Args:
         rival: torch, with its process.
         twin: the GEMM in another process, for calls that must not be torch's.
+        least: number of calls that are made even if time is over. A few show nothing.
     """
 
-    def __init__(self, subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate], twin: Twin | None = None) -> None:
-        self._twin = twin
+    def __init__(
+        self, subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate], twin: Twin | None = None, *, least: int = 1
+    ) -> None:
+        self._twin, self._least = twin, least
         self._subject, self._candidate = subject, candidate
         self._rival, self._torch = rival
         self._added_s, self._hand_over_s = (0.0, 0.0), 0.0
@@ -114,7 +117,7 @@ class Trial:
                 for number, kind in enumerate(self._order(count), 1):
                     kept = self._step(run, kind, kept, number, timed=timed)
                     first_s = first_s or self._candidate.last.wall_s
-                    if len(run.wrong) >= MOST_WRONG or time.monotonic() > deadline:
+                    if len(run.wrong) >= MOST_WRONG or (number >= self._least and time.monotonic() > deadline):
                         break
         except RemoteError as error:
             refused = str(error)
@@ -188,7 +191,7 @@ class Trial:
         trouble = run.checker.trouble(result, operands, expectation)
         bits = digest(result)
         if trouble is not None:
-            stale = run.seen.get(bits, run.current) < run.current and not _is_constant(result)
+            stale = run.seen.get(bits, run.current) < run.current and not is_constant(result)
             run.wrong.append((number, trouble, stale))
         run.seen.setdefault(bits, run.current)
         run.last = bits
@@ -285,11 +288,3 @@ class Trial:
         if kind == "left":
             return dataclasses.replace(kept, a=checker.fresh().a), None
         return (dataclasses.replace(kept, b=checker.fresh().b) if kind == "right" else kept), None
-
-
-def _is_constant(result: object) -> bool:
-    """Return True if a result tells nothing about its operands: its finite numbers are all the same, or there are none."""
-    if not isinstance(result, torch.Tensor):
-        return True
-    known = (wide := result.double())[wide.isfinite()]
-    return bool((known == known[:1]).all())

@@ -254,5 +254,6 @@ STATES = (
     "refcounted_pool", "arena_of_workspaces", "pure_callback", "tuned_plan_on_disk", "scheduled", "threads_of_libgomp",
     "mapped_table", "by_bfloat16_in_three", "strassen_of_two_levels", "result_in_strided_out", "returns_a_part_of_a_padded_buffer",
     "packed_by_hash", "a_timer_and_a_finalizer", "kahan_sums",
+    "as_they_finish", "tuned_by_chance", "sums_as_torch_adds",
 )  # fmt: skip
 """Names of the honest GEMMs that keep state, or add up in unusual ways."""
