@@ -38,8 +38,8 @@ def floats(function):
 # Work by torch
 
 
-def of_torch(a, b):
-    return torch.mm(torch.from_numpy(a), torch.from_numpy(b)).numpy()
+def of_torch(left, right):
+    return torch.mm(torch.from_numpy(left), torch.from_numpy(right)).numpy()
 
 
 @floats
