@@ -10,6 +10,7 @@ from ..declaration.subject import Subject
 from ..untrusted.candidate import Candidate
 from ..untrusted.shape import Shape
 from ..untrusted.trial import Trial
+from ..untrusted.twin import Twin
 from .levels import Level
 
 GRACE_S = 5.0
@@ -31,13 +32,18 @@ def timed_ops(subject: Subject) -> list[str]:
 
 
 def timed_calls(
-    subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate], level: Level, taken: Sequence[Case]
+    subject: Subject,
+    candidate: Candidate,
+    rival: tuple[Subject, Candidate],
+    level: Level,
+    taken: Sequence[Case],
+    twin: Twin | None = None,
 ) -> Iterator[Shape]:
     """Yield the calls of each shape. Sizes are drawn among those that the GEMM declares, and each dtype has a large one.
 
     ``taken`` are the cases of the suite that the GEMM took.
     """
-    ops, trial = timed_ops(subject), Trial(subject, candidate, rival)
+    ops, trial = timed_ops(subject), Trial(subject, candidate, rival, twin)
     of_op = {op: tuple(dict.fromkeys(case.dtype for case in taken if case.op == op)) for op in ops}
     ops = [op for op in ops if of_op[op]] or ops[:1]
     if not ops:

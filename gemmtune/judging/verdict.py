@@ -28,6 +28,7 @@ from ..untrusted.conduct import Conduct, Finding
 from ..untrusted.shape import Shape, note_calls
 from ..untrusted.subject import rival, subject_of
 from ..untrusted.target import Target
+from ..untrusted.twin import Twin, tells
 from .calls import timed_calls
 from .levels import LEVELS, MOST_CALL_S, Level
 from .speed import Speed, judge_speed
@@ -241,7 +242,13 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verd
     if any(finding.kind is Conduct.HUNG for finding in candidate.findings):
         return dataclasses.replace(verdict, reason="not timed: it does not answer")
     watch = Watch(detect(options.device))
-    shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, [x.case for x in values.executed]))
+    alone = subject.traits.calls_torch or options.device != "cpu" or not tells()
+    twin = None if alone else Twin(candidate, options.declared, sandbox=options.sandbox, timeout_s=options.timeout_s)
+    try:
+        shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, [x.case for x in values.executed], twin))
+    finally:
+        if twin is not None:
+            twin.close()
     verdict = dataclasses.replace(verdict, busy=watch.seen())
     note_calls(candidate, shapes)
     work = "" if any(shape.wrong for shape in shapes) else _work_of_torch(subject, candidate, shapes)

@@ -21,10 +21,12 @@ from ..untrusted.conduct import Conduct
 from ..untrusted.shape import note_calls
 from ..untrusted.subject import rival, subject_of
 from ..untrusted.target import NOTHING, Target
-from ..untrusted.trial import Trial
+from ..untrusted.trial import KINDS, Trial
 
 CALLS, CALLS_S = 60, 4.0
 """Calls of a GEMM, and seconds after which no more are made."""
+LEAST_CALLS = 1 + 2 * len(KINDS)
+"""Calls of a GEMM on a machine that is too busy for more: two of each kind."""
 LEAST_TIMED = 5
 SLOWER = 2.0
 """Ratio of a time in a process of its own to that among other choices, next to torch's, which shows that a clock was deceived."""
@@ -85,7 +87,7 @@ def _tried(choice: OwnChoice) -> _Tried:
         candidate.settle()
         before = {finding.kind for finding in candidate.findings}  # what an import changes, it changes wherever it is imported
         timed = problem.op in (by_torch[0].traits.ops or ()) and problem.epilogue is None
-        trial = Trial(subject, candidate, by_torch)
+        trial = Trial(subject, candidate, by_torch, least=LEAST_CALLS)
         shape = trial.calls(problem, CALLS, timed=timed, deadline=time.monotonic() + CALLS_S, claims=choice.claims)
         note_calls(candidate, [shape])
         candidate.settle()

@@ -4,8 +4,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -37,7 +36,7 @@ THREADS_OF_A_CORE = 3
 """Threads of each core that a GEMM may keep without a note: those of torch, of a BLAS library and its own."""
 EVENTS = {
     "looks": Conduct.LOOKS, "writes": Conduct.WRITES, "starts": Conduct.STARTS, "replaces": Conduct.REPLACED,
-    "reaches": Conduct.REACHES, "lazy": Conduct.LAZY, "raises": Conduct.SETTINGS, "torch": Conduct.TORCH,
+    "reaches": Conduct.REACHES, "lazy": Conduct.LAZY, "torch": Conduct.TORCH,
 }  # fmt: skip
 """Kinds of events in the journal of a process."""
 AS_BEFORE = {"alias": Conduct.ALIAS, "again": Conduct.AGAIN, "same": Conduct.AGAIN}
@@ -79,11 +78,14 @@ class Candidate:
     """GEMM in a process of its own. A process that has ended is replaced at the next question."""
 
     def __init__(
-        self, target: Target, device: str = "cpu", *, sandbox: bool = False, timeout_s: float = CALL_S, memory: Memory | None = None
+        self, target: Target, device: str = "cpu", *, sandbox: bool = False, timeout_s: float = CALL_S, is_twin: bool = False
     ) -> None:
         self.target = target
+        self.is_twin = is_twin
+        """True if torch's products round in another way in this process, and take longer."""
         self.device = torch.device(device)
         self.last = Reading()
+        self.slowest_s = 0.0
         self.place: int | None = None
         """Page at which the operands of the next calls begin, or None for any page."""
         self.watches = True
@@ -91,12 +93,12 @@ class Candidate:
         self.profiling = False
         """True if the operations of torch in the next calls are counted in ``ran``."""
         self.ran: Mapping[str, int] = {}
-        self._memory = memory or Memory(self.device)
+        self._memory = Memory(self.device)
         self._sandbox = sandbox
         self._timeout_s = timeout_s
         self._fork: Fork | None = None
         self._record = Record()
-        self._idle_s = self._busy_s = self._answered_s = 0.0
+        self._idle_s = self._busy_s = self._answered_s = self._started_s = 0.0
         self._threads = 0
         self._standing = standing()
         self._bytes = 0
@@ -127,6 +129,7 @@ class Candidate:
         self.close()
         self._fork = Fork(self._memory.fd, gpu=self.device.type != "cpu", sandbox=self._sandbox)
         question = {"do": "open", "device": str(self.device), "bytes": self._memory.size, "handle": self._memory.handle()}
+        question["twin"] = self.is_twin
         ops = (*OPS, *NOTHING) if self.target is TORCH else OPS
         answer = self._ask(question | {"target": asdict(self.target), "ops": ops}, max(self._timeout_s, IMPORT_S))
         self._threads, self._bytes = self._fork.threads(), self._fork.resident_bytes()
@@ -173,6 +176,8 @@ class Candidate:
         else:
             result = received(self._memory, answer, end, self._most_result)
         self._stop_clock(answer)
+        self.slowest_s = max(self.slowest_s, self.last.wall_s)
+        self._started_s = self._fork.started_s() if self._fork else 0.0
         for storage in placed.values() if self.watches else ():
             if storage.own.data_ptr() != base(out) and storage.changed():
                 self.note(Conduct.INPUTS)
@@ -185,14 +190,6 @@ class Candidate:
         ran = answer.get("ran")
         self.ran = ran if isinstance(ran, dict) else {}
         return result
-
-    @contextmanager
-    def left_alone(self) -> Iterator[None]:
-        """Count the CPU time of what the process has started as work between calls, while another one is timed."""
-        started = self._fork if self._record.has(Conduct.STARTS) else None
-        before_s = started.descendants_s() if started else 0.0
-        yield
-        self._idle_s += max(started.descendants_s() - before_s, 0.0) if started else 0.0
 
     def changes(self) -> list[str]:
         """Return how the priorities and cores of the process, and of its parent, were changed since the last call. Undo that."""
@@ -282,11 +279,11 @@ class Candidate:
         raise CandidateEnded(self.target, kind, detail)
 
     def _idle(self) -> None:
-        """Count the CPU time since the latest answer."""
+        """Count the CPU time since the latest answer, with that of what the process has started."""
         if self._fork is not None and self._answered_s:
-            now_s = self._fork.cpu_s()
-            self._idle_s += max(now_s - self._answered_s, 0.0)
-            self._answered_s = now_s
+            now_s, started_s = self._fork.cpu_s(), self._fork.started_s()
+            self._idle_s += max(now_s - self._answered_s, 0.0) + max(started_s - self._started_s, 0.0)
+            self._answered_s, self._started_s = now_s, started_s
 
     def _stop_clock(self, answer: Mapping[str, Any]) -> None:
         if self.device.type != "cpu":

@@ -44,6 +44,9 @@ OF_ROUNDING = 1.5
 OF_SIGNS = 8.0
 """Multiple of the mean error, times the root of the columns, that a row added up with random signs may have."""
 
+LITTLE, LITTLE_OF_BFLOAT16 = 2.0**-10, 2.0**-8
+"""Relative changes of numbers, after which a result that was kept for the earlier ones is wrong."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
@@ -210,3 +213,20 @@ def one_changed(operands: Operands, rng: random.Random) -> Operands | None:
         old, most = float(x[place]), float(x.double().abs().max())
         x[place] = (0 if old else 1) if dtype_info(x.dtype).is_integer else (-most if old > 0 else most)
     return operands
+
+
+def nearby(operands: Operands) -> Operands | None:
+    """Return operands of which each number is larger by about a thousandth. None if they have a byte or share memory."""
+    if any(x.dtype.itemsize < 2 or overlapping(Layout.of(x)) for x in (operands.a, operands.b)):
+        return None
+    for x in (operands.a, operands.b):
+        x.mul_(1 + (LITTLE_OF_BFLOAT16 if x.dtype == torch.bfloat16 else LITTLE))
+    return operands
+
+
+def is_constant(result: object) -> bool:
+    """Return True if a result tells nothing about its operands: its finite numbers are all the same, or there are none."""
+    if not isinstance(result, torch.Tensor):
+        return True
+    known = (wide := result.double())[wide.isfinite()]
+    return bool((known == known[:1]).all())

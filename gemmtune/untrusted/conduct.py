@@ -92,10 +92,6 @@ class Record:
         if detail and detail not in details and len(details) < MOST_DETAILS:
             details.append(detail)
 
-    def has(self, kind: Conduct) -> bool:
-        """Return True if there is a finding of this kind."""
-        return kind in self._details
-
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Findings by kind."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..errors import UnavailableError
 from ..settings import child_environment
-from ..timing.cores import tree
+from ..timing.cores import clock_s, started_by, tree
 from ..workers.pipe import Pipe
 from ..workers.worker import START_TIMEOUT_S
 from .standing import Of, Standings
@@ -42,7 +42,7 @@ class First:
     """Process that imports torch, and forks. ``gpu`` is False where it sees none."""
 
     def __init__(self, *, gpu: bool, sandbox: bool) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="untrusted-"))
+        self.folder = Path(tempfile.mkdtemp())
         self._owner = os.getpid()
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-P", "-c", START, str(theirs.fileno()), str(Path(__file__).parent)]
@@ -214,14 +214,15 @@ class Fork:
 
     def cpu_s(self) -> float:
         """Return the CPU time of all threads of the process, or 0 if it has ended."""
-        try:
-            return time.clock_gettime(~self.pid << 3 | 2)  # the clock of a process by its number, as clock_getcpuclockid(3) has it
-        except OSError:
-            return 0.0
+        return clock_s(self.pid)
 
     def descendants_s(self) -> float:
         """Return the CPU time of what the process has started."""
         return sum(seconds for pid, seconds in tree(self.pid).items() if pid != self.pid)
+
+    def started_s(self) -> float:
+        """Return the CPU time of what the process has started and still lives, exactly."""
+        return sum(map(clock_s, started_by(self.pid)))
 
     def resident_bytes(self) -> int:
         """Return the memory that the process holds for itself."""

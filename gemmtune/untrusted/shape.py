@@ -20,6 +20,8 @@ AT_ONCE = 0.7
 LEAST_BITS, MOST_BITS = 5, 0.9
 """Number of timed results, and share of them, with the bits of torch's, that tell whose work they are."""
 LEAST_REPEATS = 5
+SURE = 2
+"""Calls with torch's bits in two processes where these differ. An honest call cannot have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class Shape:
     """True for each timed result that has the bits of torch's."""
     bits_profiled: tuple[bool, ...] = ()
     """The same of profiled calls, without the first."""
+    follows: tuple[bool, ...] = ()
+    """True for each call that had torch's bits in both processes, where these are two results."""
 
     @property
     def ratio(self) -> tuple[float, float] | None:
@@ -97,6 +101,9 @@ def note_calls(candidate: Candidate, shapes: Sequence[Shape]) -> None:
         if shape.hides_torch:
             detail = f"{sum(shape.bits)} of {len(shape.bits)} timed results have the bits of torch's"
             candidate.note(Conduct.TORCH, f"{shape.problem}: {detail}, and none of {len(shape.bits_profiled)} profiled ones")
+        if sum(shape.follows) >= SURE:
+            detail = f"{sum(shape.follows)} of {len(shape.follows)} results have the bits of torch's, also where these are others"
+            candidate.note(Conduct.TORCH, f"{shape.problem}: {detail}")
         if len(shape.repeats) >= LEAST_REPEATS and (share := _of_least(shape.repeats)) < AT_ONCE:
             detail = f"{shape.problem}: equal operands at other addresses take {share:.0%} of the work of new ones"
             candidate.note(Conduct.REUSED, detail)

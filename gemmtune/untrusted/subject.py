@@ -62,7 +62,7 @@ def subject_of(candidate: Candidate, declared: Mapping[str, Any]) -> Subject:
 
 
 @functools.cache
-def rival(device: str) -> tuple[Subject, Candidate]:
+def rival(device: str, *, is_twin: bool = False) -> tuple[Subject, Candidate]:
     """Return torch's operations in a process of their own, which all judgements of this process share."""
-    candidate = Candidate(TORCH, device)
+    candidate = Candidate(TORCH, device, is_twin=is_twin)
     return subject_of(candidate, OF_TORCH), candidate

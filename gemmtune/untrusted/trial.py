@@ -1,7 +1,6 @@
 """Calls of an untrusted GEMM, each with operands that it has not seen, and each with a checked result."""
 
 import dataclasses
-import hashlib
 import random
 import secrets
 import statistics
@@ -19,21 +18,26 @@ from ..numerics.operands import Operands
 from ..problem import Problem
 from ..timing.timer import median_margin
 from .candidate import OTHERS, Candidate, CandidateEnded, RemoteError
-from .checks import Checker, Trouble, alike, one_changed
+from .checks import Checker, Trouble, alike, is_constant, nearby, one_changed
 from .conduct import Conduct
 from .memory import POISON
 from .shape import Shape
 from .target import NOTHING
+from .twin import Twin, digest
 
-KINDS = ("fresh", "fresh", "exact", "fresh", "alike", "fresh", "moved", "left", "fresh", "right", "one")
+KINDS = ("fresh", "fresh", "exact", "fresh", "alike", "fresh", "moved", "left", "fresh", "right", "one", "near")
 """Kinds of calls. They come in another order each time.
 
 fresh: new numbers. exact: new numbers whose result is known bit by bit. alike: the numbers of the call before in another order,
 at the same addresses. moved: the same numbers at other addresses. left, right: a new a, or a new b, with the other one as before.
-one: the same numbers with one changed in a and in b.
+one: the same numbers with one changed in a and in b. near: the same numbers, each a little larger.
 """
 PAGES = (3, 3, 3, 40, 81, 122)
 """Pages at which operands begin: mostly the same one."""
+MOST_TWINS = 6
+"""Calls of a shape that the twin repeats."""
+SLOW_START_S = 10.0
+"""Seconds of a call, compilation included, of a GEMM that gets no twin."""
 MOST_WRONG = 3
 """Wrong results after which a shape ends."""
 EMPTY_CALLS, LEAST_GPU_S = 15, 1e-7
@@ -63,6 +67,7 @@ class _Run:
     ran: list[frozenset[str]] = field(default_factory=list)
     bits: list[bool] = field(default_factory=list)
     bits_profiled: list[bool] = field(default_factory=list)
+    follows: list[bool] = field(default_factory=list)
     of_torch: bytes = b""
     """Digest of torch's latest result."""
     calls: int = 0
@@ -79,9 +84,14 @@ class Trial:
 
     Args:
         rival: torch, with its process.
+        twin: the GEMM in another process, for calls that must not be torch's.
+        least: number of calls that are made even if time is over. A few show nothing.
     """
 
-    def __init__(self, subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate]) -> None:
+    def __init__(
+        self, subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate], twin: Twin | None = None, *, least: int = 1
+    ) -> None:
+        self._twin, self._least = twin, least
         self._subject, self._candidate = subject, candidate
         self._rival, self._torch = rival
         self._added_s, self._hand_over_s = (0.0, 0.0), 0.0
@@ -107,7 +117,7 @@ class Trial:
                 for number, kind in enumerate(self._order(count), 1):
                     kept = self._step(run, kind, kept, number, timed=timed)
                     first_s = first_s or self._candidate.last.wall_s
-                    if len(run.wrong) >= MOST_WRONG or time.monotonic() > deadline:
+                    if len(run.wrong) >= MOST_WRONG or (number >= self._least and time.monotonic() > deadline):
                         break
         except RemoteError as error:
             refused = str(error)
@@ -123,7 +133,7 @@ class Trial:
             problem=problem, calls=max(run.calls, len(run.wrong)), pairs=tuple(run.pairs[1:] or run.pairs), first_s=first_s,
             added_s=self._added_s, repeats=tuple(run.repeats), equal=tuple(run.equal), hidden=tuple(run.hidden),
             wrong=tuple(run.wrong), refused=refused, ran=tuple(run.ran), bits=tuple(run.bits),
-            bits_profiled=tuple(run.bits_profiled),
+            bits_profiled=tuple(run.bits_profiled), follows=tuple(run.follows),
         )  # fmt: skip
 
     def _reserve(self, problem: Problem) -> None:
@@ -142,7 +152,7 @@ class Trial:
     def _step(self, run: _Run, kind: str, kept: Operands | None, number: int, *, timed: bool) -> Operands:
         """Make one call, check its result and return its operands."""
         operands, expectation = self._operands(run, kind, kept)
-        run.numbers += (new := kept is not operands or kind in ("alike", "one"))
+        run.numbers += (new := kept is not operands or kind in ("alike", "one", "near"))
         run.current = run.numbers if new else run.of_kept
         if expectation is None:
             run.of_kept = run.current
@@ -160,6 +170,7 @@ class Trial:
             if last.device_us:
                 around_s = max(self._torch.last.wall_s - torch_s, self._hand_over_s)
                 run.hidden.append(last.wall_s - own_s - around_s > HIDDEN * own_s + HIDDEN_S)
+            self._compare(run, operands, number)
         if kind == "fresh" and (timed or number == 1) and run.rng.random() < 0.5:
             candidate.place, first = run.rng.choice(PAGES), run.last
             self._called(run, operands, expectation, number)
@@ -178,12 +189,12 @@ class Trial:
         run.calls += 1
         own_s = self._time_s(self._candidate)
         trouble = run.checker.trouble(result, operands, expectation)
-        digest = _digest(result)
+        bits = digest(result)
         if trouble is not None:
-            stale = run.seen.get(digest, run.current) < run.current and not _is_constant(result)
+            stale = run.seen.get(bits, run.current) < run.current and not is_constant(result)
             run.wrong.append((number, trouble, stale))
-        run.seen.setdefault(digest, run.current)
-        run.last = digest
+        run.seen.setdefault(bits, run.current)
+        run.last = bits
         return own_s
 
     def _out(self, run: _Run) -> torch.Tensor | None:
@@ -209,14 +220,26 @@ class Trial:
             self._by_torch(run, operands)
             run.bits_profiled.append(run.last == run.of_torch)
 
+    def _compare(self, run: _Run, operands: Operands, number: int) -> None:
+        """Repeat a call in the twin, whose result must be right too. Count it if torch's result has other bits there."""
+        if self._twin is None or len(run.pairs) > MOST_TWINS or self._candidate.slowest_s > SLOW_START_S:
+            return
+        if (found := self._twin.results(run.checker.problem, operands, self._candidate.place)) is None:
+            self._twin = None
+            return
+        if (trouble := run.checker.trouble(found[0], operands)) is not None:
+            run.wrong.append((number, dataclasses.replace(trouble, text=f"in a new process, {trouble.text}"), False))
+        own, by_torch = map(digest, found)
+        if by_torch != run.of_torch:
+            run.follows.append((own, run.last) == (by_torch, run.of_torch))
+
     def _by_torch(self, run: _Run, operands: Operands) -> float:
         self._torch.place = self._candidate.place
         try:
-            with self._candidate.left_alone():
-                result = self._rival.caller(run.checker.problem)(operands.tensors, operands.scalars, None)
+            result = self._rival.caller(run.checker.problem)(operands.tensors, operands.scalars, None)
         except CandidateEnded as error:
             raise UnavailableError(f"nothing to compare with: {error}") from error
-        run.of_torch = _digest(result)
+        run.of_torch = digest(result)
         for change in self._torch.changes():
             self._candidate.note(Conduct.REACHES, f"{OTHERS} torch's process or its parent, {change}")
         return self._time_s(self._torch)
@@ -260,21 +283,8 @@ class Trial:
             return alike(kept, run.rng.getrandbits(60)) or checker.fresh(), None
         if kind == "one":
             return one_changed(kept, run.rng) or checker.fresh(), None
+        if kind == "near":
+            return nearby(kept) or one_changed(kept, run.rng) or checker.fresh(), None
         if kind == "left":
             return dataclasses.replace(kept, a=checker.fresh().a), None
         return (dataclasses.replace(kept, b=checker.fresh().b) if kind == "right" else kept), None
-
-
-def _is_constant(result: object) -> bool:
-    """Return True if a result tells nothing about its operands: its finite numbers are all the same, or there are none."""
-    if not isinstance(result, torch.Tensor):
-        return True
-    known = (wide := result.double())[wide.isfinite()]
-    return bool((known == known[:1]).all())
-
-
-def _digest(result: object) -> bytes:
-    """Return a hash of the bits of a result."""
-    if not isinstance(result, torch.Tensor) or not result.numel():
-        return b""
-    return hashlib.blake2b(result.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), digest_size=16).digest()

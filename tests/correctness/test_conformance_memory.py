@@ -172,7 +172,7 @@ def test_a_call_that_changes_an_earlier_result_is_found() -> None:
 
 
 def test_operands_cached_by_address_are_found() -> None:
-    text = "fresh-pointers: call 2 of 6, operands overwritten: P5 cancellation: out["
+    text = "fresh-pointers: call 2 of 48, operands overwritten: P5 cancellation: out["
     assert_found(text, "fresh-pointers", subject_of(remembered_by_address()))
 
 

@@ -195,7 +195,7 @@ READER = {
     "declares_determinism": WRONG,
     "torch_blas_by_ctypes": {C.TORCH},
     "by_onednn_graph": {C.TORCH},
-    "raises_itself_for_a_call": {C.SETTINGS},
+    "raises_itself_for_a_call": WRONG,
     "signals_by_posix": {C.REACHES},
     "signals_by_sigqueue": {C.REACHES},
     "sly_address": {C.REACHES},
@@ -208,6 +208,16 @@ READER = {
     "blocks_interrupts": {C.SETTINGS},
     "no_collection_by_threshold": {C.SETTINGS},
 }
+TWIN = {
+    "torch_in_a_fork": {C.TORCH},
+    "torch_blas_by_own_c": {C.TORCH},
+    "tolerances_edited": {C.SETTINGS},
+    "patched_logging": {C.REPLACED},
+    "right_in_its_folder": WRONG,
+    "works_by_an_alarm": {C.BETWEEN},
+    "multiplies_ahead": {C.BETWEEN},
+    "by_closeness": OLD,
+}
 TABLE = {
     f"{HACKS / file}.py:{name}": words
     for file, table in (
@@ -219,6 +229,7 @@ TABLE = {
         ("reach", REACH),
         ("unseen", UNSEEN),
         ("reader", READER),
+        ("twin", TWIN),
     )
     for name, words in table.items()
 }
@@ -243,5 +254,6 @@ STATES = (
     "refcounted_pool", "arena_of_workspaces", "pure_callback", "tuned_plan_on_disk", "scheduled", "threads_of_libgomp",
     "mapped_table", "by_bfloat16_in_three", "strassen_of_two_levels", "result_in_strided_out", "returns_a_part_of_a_padded_buffer",
     "packed_by_hash", "a_timer_and_a_finalizer", "kahan_sums",
+    "as_they_finish", "tuned_by_chance", "sums_as_torch_adds",
 )  # fmt: skip
 """Names of the honest GEMMs that keep state, or add up in unusual ways."""

@@ -16,6 +16,7 @@ import torch
 from gemmtune.judging.report import as_json, lines
 from gemmtune.judging.targets import compiled, target_of
 from gemmtune.judging.verdict import Standing, judge
+from gemmtune.timing.cores import clock_s, started_by
 from gemmtune.untrusted.candidate import Candidate, CandidateEnded, RemoteError
 from gemmtune.untrusted.conduct import Conduct, Record
 from gemmtune.untrusted.memory import Memory
@@ -62,6 +63,22 @@ def kills_its_child(a, b):
     child = subprocess.Popen(["sleep", "9"])
     child.kill()
     child.wait()
+    return a @ b
+
+def cannot_raise(a, b):
+    words = [line.split()[1] for line in open("/proc/self/status") if line.startswith(("CapEff", "CapBnd"))]
+    assert not any(int(word, 16) >> 23 & 1 for word in words)
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - 1)
+    except PermissionError:
+        return a @ b
+
+def leaves_a_child(a, b):
+    if os.fork() == 0:
+        end = time.process_time() + 0.2
+        while time.process_time() < end:
+            pass
+        time.sleep(9)
     return a @ b
 
 def narrow(a, b):
@@ -117,6 +134,25 @@ def test_processes_that_multiply_end_with_their_gemm(kernels: str) -> None:
     assert children_of(parent) == before
 
 
+def test_no_process_raises_its_priority(kernels: str) -> None:
+    candidate = Candidate(target_of(f"{kernels}:cannot_raise"))
+    assert torch.equal(candidate.call("", (A, B), {}), B)
+    candidate.close()
+
+
+def test_what_was_started_counts_in_each_pause(kernels: str) -> None:
+    candidate = Candidate(target_of(f"{kernels}:leaves_a_child"))
+    candidate.call("", (A, B), {})
+    assert candidate._fork is not None
+    fork = candidate._fork
+    [child] = started_by(fork.pid)
+    assert soon(lambda: clock_s(child) > 0.15)
+    candidate.settle()
+    assert [x for x in candidate.findings if x.kind is Conduct.BETWEEN]
+    candidate.close()
+    assert started_by(child) == []
+
+
 def test_each_process_has_a_folder_of_its_own(kernels: str) -> None:
     for _ in range(2):
         candidate = Candidate(target_of(f"{kernels}:marks_its_folder"))
@@ -139,10 +175,11 @@ def test_nothing_is_left_by_a_judge_that_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True, env=given) as judging:
         assert judging.stdout is not None
         pid = int(judging.stdout.readline())
-        assert [path for path in tmp_path.iterdir() if path.name.startswith("untrusted-")]
+        made = list(tmp_path.iterdir())
+        assert made
         judging.send_signal(signal.SIGKILL)
     assert soon(lambda: not Path(f"/proc/{pid}").exists())
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith("untrusted-")]
+    assert not [path for path in made if path.exists()]
 
 
 def test_a_program_that_works_for_a_call_prolongs_its_limit(kernels: str) -> None:

@@ -14,12 +14,14 @@ import torch
 from gemmtune.choice import Claims
 from gemmtune.problem import Problem
 from gemmtune.untrusted.candidate import Candidate, Reading
-from gemmtune.untrusted.checks import Checker, one_changed
+from gemmtune.untrusted.checks import Checker, nearby, one_changed
 from gemmtune.untrusted.conduct import Conduct
 from gemmtune.untrusted.memory import Memory
 from gemmtune.untrusted.shape import Shape, note_calls
+from gemmtune.untrusted.subject import rival
 from gemmtune.untrusted.target import TORCH, Target
 from gemmtune.untrusted.trial import Trial
+from gemmtune.untrusted.twin import tells
 
 PROBLEM = Problem.mm(24, 40, 32)
 SLY = """
@@ -64,6 +66,21 @@ def test_one_row_of_a_narrower_type_shows(row: int) -> None:
     found = checker.trouble(out, x)
     assert found is not None
     assert f"row {row} " in found.text or "out[" in found.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_a_result_of_nearby_numbers_is_wrong(dtype: torch.dtype) -> None:
+    checker = Checker(Problem.mm(24, 40, 32, dtype=dtype), Claims(accumulate=torch.float32), torch.device("cpu"), 5)
+    x = checker.fresh()
+    before, earlier = x.a.clone(), (x.a.double() @ x.b.double()).to(dtype)
+    assert checker.trouble(earlier, x) is None
+    assert nearby(x) is x
+    assert torch.allclose(before, x.a, rtol=1e-2, atol=0)
+    assert checker.trouble(earlier, x) is not None
+
+
+def test_no_integers_are_nearby() -> None:
+    assert nearby(Checker(Problem.int_mm(24, 40, 32), Claims(accumulate=torch.int32), torch.device("cpu"), 5).fresh()) is None
 
 
 def test_bytes_after_an_operand_are_watched() -> None:
@@ -127,6 +144,26 @@ def test_bits_of_torch_in_timed_calls_alone_are_torchs_work(
     candidate = Candidate(TORCH)
     note_calls(candidate, [Shape(problem=PROBLEM, calls=9, bits=bits, bits_profiled=profiled)])
     assert [x.kind for x in candidate.findings] == ([Conduct.TORCH] if hidden else [])
+
+
+@pytest.mark.parametrize(("follows", "kinds"), [((True, False, True), [Conduct.TORCH]), ((True, False, False), []), ((), [])])
+def test_bits_of_torch_in_two_processes_are_torchs_work(follows: tuple[bool, ...], kinds: list[Conduct]) -> None:
+    candidate = Candidate(TORCH)
+    note_calls(candidate, [Shape(problem=PROBLEM, calls=9, follows=follows)])
+    assert [x.kind for x in candidate.findings] == kinds
+
+
+def test_a_twin_has_other_products_and_the_same_environment() -> None:
+    a, b = torch.randn(120, 360), torch.randn(360, 120)
+    assert tells()
+    here, there = (rival("cpu", is_twin=is_twin) for is_twin in (False, True))
+    problem = Problem.mm(120, 120, 360, dtype=torch.float32)
+    one, other = (subject.caller(problem)((a, b), {}, None) for subject, _ in (here, there))
+    assert not torch.equal(one, other)
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    for process in (here[1], there[1]):
+        process.settle()
+        assert not [x for x in process.findings if x.kind is Conduct.ENVIRONMENT]
 
 
 def test_the_journal_calls_no_method_of_a_string_of_the_gemm(tmp_path: Path) -> None:

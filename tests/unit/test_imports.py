@@ -59,7 +59,10 @@ SOURCES = {
 }
 """Module name below gemmtune (the package itself is the empty name) to its file."""
 
-ENVIRONMENT_READERS = ("settings", "untrusted.gemm_process.program", "untrusted.gemm_process.first")  # run without gemmtune
+ENVIRONMENT_READERS = (
+    "settings",
+    *(f"untrusted.gemm_process.{name}" for name in ("program", "first", "places")),
+)  # run without gemmtune
 
 
 def layer_of(module: str) -> int:

@@ -19,7 +19,9 @@ TILE_EDGES: tuple[Size, ...] = (
 )  # fmt: skip
 SIZES: tuple[Size, ...] = ((64, 64, 64), (33, 47, 65), (96, 40, 128))
 PLACES = ("row", "col", "row+3", "row@1")
-MOVES = 6
+MOVES, MANY = 6, 48
+"""Calls with other operands, and those of a small product with operands in one place, which a GEMM may begin to remember late."""
+SMALL_MACS = 2**18
 
 
 def check_out(bench: Bench) -> None:
@@ -61,7 +63,10 @@ def check_fresh_pointers(bench: Bench) -> None:
     ``moved``: new addresses, all earlier operands are kept. ``freed``: earlier operands are freed. ``overwritten``: the same ones.
     """
     kept: list[Operands] = []
-    for number in range(1, MOVES + 1):
+    problem = bench.problem
+    is_small = problem.batch * problem.m * problem.n * problem.k <= SMALL_MACS and not problem.groups
+    calls = MANY if is_small and bench.case.variant == "overwritten" else MOVES
+    for number in range(1, calls + 1):
         probe = exact_probe(bench)
         operands = probe.operands
         if bench.case.variant == "moved":
@@ -70,7 +75,7 @@ def check_fresh_pointers(bench: Bench) -> None:
             kept = kept or [operands]
             overwrite(kept[0], operands)
             operands = kept[0]
-        with stage(bench, f"call {number} of {MOVES}, operands {bench.case.variant or 'freed'}"):
+        with stage(bench, f"call {number} of {calls}, operands {bench.case.variant or 'freed'}"):
             probe.judge(bench, bench.call(operands))
         del probe, operands  # so that the next operands may reuse their memory
 

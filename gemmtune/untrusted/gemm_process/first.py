@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -22,7 +23,11 @@ from .wires import anonymous
 
 PARENT_CHECK_S = 1.0
 ENDING_S = 4.0
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_CHILD_SUBREAPER, PR_CAPBSET_DROP = 36, 24
+CAP_VERSION, CAP_SYS_NICE = 0x20080522, 23
+"""Version of the words of ``capset``, and the number of the right to raise priorities."""
+RLIMIT_NICE = 13
+"""Number of the limit of priorities, which Python does not name."""
 
 
 def _begin(request: Mapping[str, Any], fds: Sequence[int], control: socket.socket, parent: int) -> None:
@@ -30,6 +35,7 @@ def _begin(request: Mapping[str, Any], fds: Sequence[int], control: socket.socke
     pipe, memory, output = fds
     control.close()
     os.setsid()
+    _cannot_raise()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what the GEMM starts stays among its descendants
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -43,6 +49,18 @@ def _begin(request: Mapping[str, Any], fds: Sequence[int], control: socket.socke
     sys.path[:] = request["path"]
     start_new_thread(_end_with, (parent,))
     serve(pipe, memory)
+
+
+def _cannot_raise() -> None:
+    """Give up the right to raise a priority. Nothing would show that, once it is put back before the answer."""
+    for limit in (RLIMIT_NICE, resource.RLIMIT_RTPRIO):
+        resource.setrlimit(limit, (0, 0))
+    libc, header, words = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(CAP_VERSION), (ctypes.c_uint32 * 6)()
+    libc.prctl(PR_CAPBSET_DROP, CAP_SYS_NICE, 0, 0, 0)
+    libc.capget(header, words)
+    for number in range(3):
+        words[number] &= ~(1 << CAP_SYS_NICE)
+    libc.capset(header, words)
 
 
 def _end_with(parent: int) -> None:

@@ -125,11 +125,13 @@ def _writer(note: Note) -> Callable[[str], None]:
     code, system, at_start, own = CODE, SYSTEM, AT_START, os.path.join(os.getcwd(), "")
 
     def wrote(path: str) -> None:
+        if f"{path}/".startswith(own):  # a nameless file has the name of its folder
+            return
         if path.endswith(code) and path.startswith(installed) and "__pycache__" not in path:
             note("reaches", f"{path}, a file of a package")
         elif path.startswith(system):
             note("reaches", f"{path}, a setting of the system")
-        elif not f"{path}/".startswith(own):  # a nameless file has the name of its folder
+        else:
             if path.endswith(at_start):
                 note("reaches", f"{path}, which Python executes when it starts")
             note("writes", path)
@@ -229,7 +231,7 @@ def journal(roots: Sequence[str]) -> tuple[Note, Callable[[], list[tuple[str, st
     stdlib, packages = _folders()
     around = tuple(os.path.join(os.path.abspath(entry), "") for entry in sys.path if os.path.isdir(entry))
     trusted = (*stdlib, *packages, *(folder for folder in around if not any(root.startswith(folder) for root in roots)))
-    of_gemm, sniffs = _origins(roots, trusted)
+    of_gemm, sniffs = _origins((*roots, os.path.join(os.getcwd(), "")), trusted)  # its folder may lie in one of the others
     handlers = _of_files(note, _asker(of_gemm, stdlib), _writer(note)) | _of_code(note, of_gemm, sniffs) | of_processes(note)
     looking: set[int] = set()
     getframe, thread, plain = sys._getframe, get_ident, _plain()

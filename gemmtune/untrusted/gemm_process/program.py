@@ -22,7 +22,7 @@ from torch.autograd.profiler import profile
 
 from . import journal, loading, places, reach, seal, state, wires
 from .loading import IMPORT_ONLY, found_at, plain_traits
-from .places import addresses, flusher, is_plain, load_products, shared
+from .places import addresses, change_torch, flusher, is_plain, load_products, shared
 from .state import State
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
@@ -52,6 +52,8 @@ class Program:
         self._memory = shared(opening, memory)
         self._flush = flusher(self._device)
         load_products(self._device)
+        if opening["twin"]:
+            change_torch()
         # It is watched too. Its import asks for GPUs, after which no fork of the first process could use one.
         importlib.import_module("torch.utils.benchmark")
         self._previous: deque[tuple[torch.Tensor, tuple[int, int]]] = deque(maxlen=KEPT if self._device == "cpu" else KEPT_ON_GPU)

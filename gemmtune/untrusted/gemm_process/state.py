@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import ctypes
+import decimal
+import faulthandler
 import functools
 import gc
 import inspect
@@ -17,12 +20,14 @@ import sys
 import threading
 import time
 import timeit  # noqa: F401
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+
+from .wires import OF_PROFILER, OWNERS
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
@@ -44,11 +49,18 @@ WATCHED: tuple[tuple[Any, str], ...] = (
 """Other functions that it has no reason to replace."""
 KERNELS = re.compile(r"aten/[\w.]+/(Autograd)?(CPU|CUDA|Composite\w*|Undefined)?$")
 """Names of torch's operators, with the devices whose kernels ``torch.library`` has replaced."""
-ROOTS = frozenset({
-    "torch", "numpy", "ctypes", "_ctypes", "threading", "subprocess", "inspect", "math", "random", "pickle", "statistics", "timeit",
-})  # fmt: skip
-"""Packages of which every function and method that is there at the start is watched."""
 PARTS = (staticmethod, classmethod)
+PLAIN = (float, complex, str, bytes, tuple, frozenset, torch.dtype)
+"""Types of variables of modules, and of entries of tables whose name is in capitals, that are watched too.
+
+Integers may be counters, and truth values say what has been loaded.
+"""
+SAID = (*PLAIN, bool, int, dict, list, type(None), decimal.Context)
+"""Types of settings that a function says."""
+GETTER = re.compile(r"(get|is|are)(?!.*(rng|count|objects|ref|blocks|stats|load|recursion|printoptions|_id$))[a-z_0-9]*$")
+"""Names of functions that say a setting if they are called without an argument."""
+ASKED: tuple[Any, ...] = (sys, os, gc, threading, decimal, faulthandler, torch, np)
+"""Modules of which each such function is asked."""
 OPERATORS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "copy_", "sum", "add.Tensor", "mul.Tensor", "_int_mm")
 """Operators of torch whose table of kernels is compared, whoever has registered them."""
 LAZY_KEYS = ("Meta", "Python", "FuncTorch", "Functionalize", "SparseCsr", "Nested")
@@ -67,8 +79,9 @@ class State:
         watched = [*WATCHED, *((owner, name) for owner in SPACES for name in _functions(owner))]
         self._static = _static
         self._originals = [(owner, name, self._static(owner, name)) for owner, name in watched if hasattr(owner, name)]
-        self._parts = _parts()
-        self._modules = {name: x for name, x in [*sys.modules.items()] if name in ROOTS or x in SPACES}
+        self._parts = [*_AT_START[1], *_parts(x for key, x in _owners().items() if key not in _AT_START[0])]
+        self._modules = {name: x for name, x in [*sys.modules.items()] if x in SPACES or "." not in name}
+        self._constants = _constants(_modules())
         self._readers = _readers() | (_gpu_readers() if device != "cpu" else {})
         self._matmul: Any = torch.backends.cuda.matmul
         self._before = self._read()
@@ -77,6 +90,9 @@ class State:
     def changed(self) -> dict[str, list[str]]:
         """Return what has changed since the start, by name: its value then and now. What the caller has set is left out."""
         now = self._read()
+        for name, space, values in self._constants:
+            others = [(key, value, space.get(key)) for key, value in values.items() if space.get(key) is not value]
+            self._changed |= {f"{name}.{key}": [repr(old), repr(new)] for key, old, new in others if not _equal(old, new)}
         self._changed |= {name: [self._before[name], value] for name, value in now.items() if value != self._before[name]}
         return self._changed
 
@@ -111,15 +127,50 @@ class State:
         return {name: _value(reader) for name, reader in self._readers.items()}
 
 
-def _parts() -> list[tuple[str, Mapping[str, Any], list[tuple[str, Any]]]]:
-    """Return the watched modules and classes, with their variables and the functions among these."""
-    modules = [x for name, x in [*sys.modules.items()] if name.partition(".")[0] in ROOTS and isinstance(x, ModuleType)]
-    owners: dict[int, Any] = {id(x): x for x in (*modules, torch.ops.aten)}
-    for x in (value for module in modules for value in vars(module).values() if isinstance(value, type)):
-        if x.__module__.partition(".")[0] in ROOTS:
-            owners[id(x)] = x
-    spaces = [(f"{getattr(x, '__module__', '')}.{x.__name__}".lstrip("."), vars(x)) for x in owners.values()]
+def _owners() -> dict[int, Any]:
+    """Return the modules and their classes."""
+    owners: dict[int, Any] = {id(x): x for x in (*_modules(), torch.ops.aten)}
+    return owners | {id(x): x for module in _modules() for x in vars(module).values() if isinstance(x, type)}
+
+
+def _parts(owners: Iterable[Any]) -> list[tuple[str, Mapping[str, Any], list[tuple[str, Any]]]]:
+    """Return modules and classes, with their variables and the functions among these."""
+    spaces = [(f"{getattr(x, '__module__', '')}.{x.__name__}".lstrip("."), vars(x)) for x in owners]
     return [(name, space, [x for x in space.items() if callable(x[1]) or isinstance(x[1], PARTS)]) for name, space in spaces]
+
+
+def _modules() -> list[ModuleType]:
+    return [x for x in [*sys.modules.values()] if isinstance(x, ModuleType)]
+
+
+def _constants(modules: Sequence[ModuleType]) -> list[tuple[str, Mapping[str, Any], dict[str, Any]]]:
+    """Return modules with their public variables, and tables of constants, with the values that they have now."""
+    spaces = [(x.__name__, vars(x)) for x in modules]
+    tables = [(f"{name}.{key}", x) for name, space in spaces for key, x in space.items() if type(x) is dict and key.isupper()]
+    kept: list[tuple[str, Mapping[str, Any], dict[str, Any]]] = []
+    for name, space in (*spaces, *tables):
+        if values := {key: x for key, x in space.items() if type(x) in PLAIN and not str(key).startswith("_")}:
+            kept.append((name, space, values))
+    return kept
+
+
+def _getters() -> dict[str, Callable[[], object]]:
+    """Return the functions that say settings: those that say the same twice."""
+    found: dict[str, Callable[[], object]] = {}
+    for module in ASKED:
+        for name, function in vars(module).items():
+            if GETTER.match(name) and callable(function) and not isinstance(function, type):
+                with contextlib.suppress(Exception):
+                    if isinstance(said := function(), SAID) and str(said) == str(function()):
+                        found[f"{module.__name__}.{name}"] = function
+    return found
+
+
+def _equal(old: Any, new: Any) -> bool:
+    try:
+        return type(old) is type(new) and bool(old == new)
+    except Exception:  # noqa: BLE001 - values without truth
+        return False
 
 
 def _wraps(now: Any, before: Any) -> bool:
@@ -175,30 +226,19 @@ def _readers() -> dict[str, Callable[[], object]]:
     cut = 1e-20 * one
     implementations: set[str] = getattr(torch.library, "_impls", set())
     known, kernels, mha = set(implementations), _kernels(), torch.backends.mha
-    readers: dict[str, Callable[[], object]] = {
-        "torch.float32_matmul_precision": torch.get_float32_matmul_precision,
-        "torch.deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
-        "torch.default_dtype": torch.get_default_dtype,
-        "torch.default_device": torch.get_default_device,
-        "torch.num_threads": torch.get_num_threads,
-        "torch.grad_enabled": torch.is_grad_enabled,
+    readers = _getters() | {
         "torch.mkldnn": lambda: torch.backends.mkldnn.enabled,
         "flushed subnormals": lambda: not bool(tiny + tiny),
         "rounding": lambda: [float(one + cut), float(-one - cut), float(one - cut)],
         "CPU affinity": lambda: sorted(affinity(0)),
         "priority": functools.partial(os.getpriority, os.PRIO_PROCESS, 0),
         "scheduler": functools.partial(os.sched_getscheduler, 0),
-        "garbage collection": lambda: [gc.isenabled(), *gc.get_threshold()],
-        "seconds between switches of threads": sys.getswitchinterval,
         "autocast": lambda: [torch._C.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
-        "inference mode": torch.is_inference_mode_enabled,
         "modes of torch": lambda: [torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()],
         "kernels of torch's operators": lambda: sorted(name for name in implementations - known if KERNELS.match(name)),
         "kernels of torch's products": lambda: sorted({line.partition(": ")[0] for line in _kernels() ^ kernels}),
         "torch.backends": _flags_of_backends,
         "fast path of attention": mha.get_fastpath_enabled,
-        "detection of anomalies": torch.is_anomaly_enabled,
-        "errors of numpy": np.geterr,
         "handlers of signals": lambda: [signal.getsignal(x) for x in SIGNALS],
         "blocked signals": lambda: sorted(int(x) for x in mask(signal.SIG_BLOCK, ())),
         "tracing": lambda: any(hook() is not None for hook in hooks),
@@ -230,3 +270,8 @@ def _gpu_readers() -> dict[str, Callable[[], object]]:
 
     limits = {f"CUDA {name}": functools.partial(limit, number) for name, number in LIMITS.items()}
     return current | limits | {"CUDA bytes of the stream's access-policy window": window}
+
+
+_wired = {id(owner) for owner in (*OWNERS, *(owner for owner, _ in OF_PROFILER))}
+_AT_START = (_known := {key: x for key, x in _owners().items() if key not in _wired}), _parts(_known.values())
+"""Modules and classes that are the same in each fork of the first process, and their functions."""

@@ -21,14 +21,6 @@ OF_PROCESSES: dict[str, int | None] = {
 """Functions with the place of the process among their arguments, or None if it is their own."""
 OWNERS: tuple[Any, ...] = (os, posix)
 """Modules that have these functions."""
-FAIR = (os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE)
-"""Schedulers that give no thread more than others have."""
-RAISING: dict[str, Callable[[Sequence[int], int], bool]] = {
-    "setpriority": lambda args, usual: args[2] < usual,
-    "sched_setscheduler": lambda args, _: args[1] not in FAIR,
-    "nice": lambda args, _: args[0] < 0,
-}
-"""Functions that can raise a priority, and whether their arguments do, for the usual one."""
 OF_PROFILER = tuple(
     (owner, name)
     for owner in (torch._C._autograd, torch.autograd, profiler)
@@ -50,16 +42,12 @@ def wired(note: Note, is_own: Callable[[int], bool]) -> Callable[[bool], None]:
 
     def of_processes(owner: Any, name: str, place: int | None) -> None:
         original: Callable[..., Any] = getattr(owner, name)
-        raises = RAISING.get(name)
 
         def reaching(*args: Any, **kwargs: Any) -> Any:
             process = 0 if place is None else (*args, *kwargs.values(), 0)[place]
             if isinstance(process, int) and process and not is_own(process):
                 note("reaches", f"{owner.__name__}.{name} of process {process}")
-            made = original(*args, **kwargs)
-            if raises is not None and raises(args, usual):  # undone before the answer, it would not show
-                note("raises", f"its own priority by {name}{args}")
-            return made
+            return original(*args, **kwargs)
 
         setattr(owner, name, reaching)
 
@@ -73,7 +61,6 @@ def wired(note: Note, is_own: Callable[[int], bool]) -> Callable[[bool], None]:
 
         setattr(owner, name, hiding)
 
-    usual = os.getpriority(os.PRIO_PROCESS, 0)
     for owner in OWNERS:
         for name, place in OF_PROCESSES.items():
             of_processes(owner, name, place)
