@@ -110,7 +110,7 @@ def _call_s(problem: Problem, torch_process: Candidate) -> float:
         return GPU_EXTRA_S
     out, times = torch.zeros(problem.out.size, dtype=problem.out.dtype), []
     for _ in range(LEAST_TIMED):
-        torch_process.call(NOTHING[0], (out,), {})
+        torch_process.call(NOTHING, (out,), {})
         times.append(torch_process.last.wall_s)
     return min(times)
 

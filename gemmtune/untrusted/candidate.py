@@ -92,6 +92,8 @@ class Candidate:
         """True if the inputs are compared after each call."""
         self.profiling = False
         """True if the operations of torch in the next calls are counted in ``ran``."""
+        self.in_graph = False
+        """True if the times of the next calls are those of calls in a CUDA graph."""
         self.ran: Mapping[str, int] = {}
         self._memory = Memory(self.device)
         self._sandbox = sandbox
@@ -130,7 +132,7 @@ class Candidate:
         self._fork = Fork(self._memory.fd, gpu=self.device.type != "cpu", sandbox=self._sandbox)
         question = {"do": "open", "device": str(self.device), "bytes": self._memory.size, "handle": self._memory.handle()}
         question["twin"] = self.is_twin
-        ops = (*OPS, *NOTHING) if self.target is TORCH else OPS
+        ops = (*OPS, NOTHING) if self.target is TORCH else OPS
         answer = self._ask(question | {"target": asdict(self.target), "ops": ops}, max(self._timeout_s, IMPORT_S))
         self._threads, self._bytes = self._fork.threads(), self._fork.resident_bytes()
         self._standing = standing()
@@ -163,6 +165,7 @@ class Candidate:
         room = min(self._memory.size - end, self._most_result)
         question = {
             "do": "call", "function": function, "result": end, "room": room, "flags": flags_here(), "profiled": self.profiling,
+            "in_graph": self.in_graph,
             "args": [argument(x, placed) for x in args], "kwargs": {name: argument(x, placed) for name, x in kwargs.items()},
         }  # fmt: skip
         if self.device.type != "cpu":

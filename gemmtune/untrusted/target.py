@@ -28,8 +28,8 @@ class Target:
 
 IMPORT_ONLY = "*"
 """Name in a target of a module that is only imported."""
-NOTHING = ("nothing", "fill", "fill_us")
-"""Functions of ``TORCH`` for the cost of a call: one returns its argument, one fills it first, one returns the time of filling."""
+NOTHING = "nothing"
+"""Function of ``TORCH`` that returns its argument."""
 TORCH = Target(kind="torch", path="torch")
 
 

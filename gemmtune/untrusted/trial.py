@@ -17,12 +17,11 @@ from ..numerics.expectation import Expectation
 from ..numerics.operands import Operands
 from ..problem import Problem
 from ..timing.timer import median_margin
-from .candidate import OTHERS, Candidate, CandidateEnded, RemoteError
+from .candidate import OTHERS, Candidate, CandidateEnded, Reading, RemoteError
 from .checks import Checker, Trouble, alike, is_constant, nearby, one_changed
 from .conduct import Conduct
 from .memory import POISON
 from .shape import Shape
-from .target import NOTHING
 from .twin import Twin, digest
 
 KINDS = ("fresh", "fresh", "exact", "fresh", "alike", "fresh", "moved", "left", "fresh", "right", "one", "near")
@@ -40,7 +39,9 @@ SLOW_START_S = 10.0
 """Seconds of a call, compilation included, of a GEMM that gets no twin."""
 MOST_WRONG = 3
 """Wrong results after which a shape ends."""
-EMPTY_CALLS, LEAST_GPU_S = 15, 1e-7
+LEAST_EMPTY, MOST_EMPTY, MOST_EMPTY_S = 3, 15, 1.0
+"""Numbers, and seconds, of the calls of torch that show what a call adds on a GPU."""
+LEAST_GPU_S = 1e-7
 HIDDEN, HIDDEN_S = 1.0, 2e-4
 """Ratio, and seconds, by which the time around a GPU's events may exceed the time between them, and that around torch's."""
 LEAST_REPEAT_S = 0.001
@@ -112,7 +113,7 @@ class Trial:
         try:
             self._reserve(problem)
             if timed and self._candidate.device.type != "cpu":
-                self._added_s, self._hand_over_s = self._of_a_call(problem)
+                self._added_s, self._hand_over_s = self._of_a_call(run)
             with self._subject.conditions(problem):
                 for number, kind in enumerate(self._order(count), 1):
                     kept = self._step(run, kind, kept, number, timed=timed)
@@ -255,21 +256,25 @@ class Trial:
             return last.wall_s
         return max(last.device_us / 1e6 - self._added_s[0], LEAST_GPU_S)
 
-    def _of_a_call(self, problem: Problem) -> tuple[tuple[float, float], float]:
-        """Return the seconds, with their margin, that the judge adds to a call on the GPU, and those of a call by its own clock.
+    def _of_a_call(self, run: _Run) -> tuple[tuple[float, float], float]:
+        """Return the seconds, with their margin, that the judge adds to a call on the GPU, and those around it by its own clock.
 
-        A kernel that fills the result has a known time in a CUDA graph. Here it takes longer, by the events, by a launch without a
-        graph, and by the delivery of the result, which a GEMM leaves in the cache as this kernel does.
+        torch's GEMM has a known time in a CUDA graph. Here it takes longer, by the events, by a launch without a graph, and by the
+        delivery of the result.
         """
-        _, fill, fill_us = NOTHING
-        out = torch.zeros(problem.out.size, dtype=problem.out.dtype, device=self._torch.device)
-        known_us = float(self._torch.call(fill_us, (out,), {}))
-        readings = []
-        for _ in range(EMPTY_CALLS):
-            self._torch.call(fill, (out,), {})
+        operands = run.checker.fresh()
+        self._torch.in_graph = True
+        try:
+            self._by_torch(run, operands)
+        finally:
+            self._torch.in_graph = False
+        known_us, readings = self._torch.last.device_us, list[Reading]()
+        while len(readings) < LEAST_EMPTY or (len(readings) < MOST_EMPTY and sum(x.wall_s for x in readings) < MOST_EMPTY_S):
+            self._by_torch(run, operands)
             readings.append(self._torch.last)
         added_us, margin_us = median_margin([x.device_us - known_us for x in readings])
-        return (max(added_us, 0.0) / 1e6, margin_us / 1e6), statistics.median(x.wall_s for x in readings)
+        around_s = statistics.median(x.wall_s - known_us / 1e6 for x in readings)
+        return (max(added_us, 0.0) / 1e6, margin_us / 1e6), around_s
 
     def _operands(self, run: _Run, kind: str, kept: Operands | None) -> tuple[Operands, Expectation | None]:
         """Return the operands of a call of this kind, and what is known of its result."""

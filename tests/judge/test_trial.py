@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gemmtune.choice import Claims
+from gemmtune.numerics.operands import Operands
 from gemmtune.problem import Problem
 from gemmtune.untrusted.candidate import Candidate, Reading
 from gemmtune.untrusted.checks import Checker, nearby, one_changed
@@ -94,24 +95,22 @@ def test_bytes_after_an_operand_are_watched() -> None:
     assert [x.overrun() for x in (first, second)] == [True, False]
 
 
-def test_what_the_judge_adds_is_the_excess_of_a_known_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_judge_adds_is_the_excess_over_torch_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     times_us = iter([9.0, 7.25, 7.0, 6.75] * 4)
-    torch_process = SimpleNamespace(device=torch.device("cpu"), last=Reading())
+    torch_process = SimpleNamespace(device=torch.device("cpu"), last=Reading(), in_graph=False)
 
-    def call(function: str, args: Any, _kwargs: Any) -> torch.Tensor:
-        assert args[0].shape == (24, 40)
-        if function == "fill_us":
-            return torch.tensor([2.0])
-        assert function == "fill"
-        torch_process.last = Reading(device_us=next(times_us), wall_s=3e-4)
-        return cast("torch.Tensor", args[0])
+    def by_torch(_trial: Trial, run: Any, operands: Operands) -> None:
+        assert operands.a.shape == (24, 32)
+        torch_process.last = Reading(device_us=2.0 if torch_process.in_graph else next(times_us), wall_s=3e-4)
 
-    torch_process.call = call
+    monkeypatch.setattr(Trial, "_by_torch", by_torch)
     trial = Trial(cast("Any", None), cast("Any", None), (cast("Any", None), cast("Any", torch_process)))
-    (added_s, margin_s), hand_over_s = trial._of_a_call(PROBLEM)
+    run = SimpleNamespace(checker=Checker(PROBLEM, Claims(accumulate=torch.float32), torch.device("cpu"), 5))
+    (added_s, margin_s), around_s = trial._of_a_call(cast("Any", run))
     assert added_s == pytest.approx(5.25e-6)
     assert 0 < margin_s < 1e-6
-    assert hand_over_s == 3e-4
+    assert around_s == pytest.approx(2.98e-4)
+    assert not torch_process.in_graph
     trial._added_s = added_s, margin_s
     candidate = SimpleNamespace(last=Reading(device_us=25.0, wall_s=1.0))
     assert trial._time_s(cast("Candidate", candidate)) == pytest.approx(19.75e-6)

@@ -8,8 +8,10 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import math
 import sys
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ GUARD, GUARD_BYTES = 0xA5, 256
 """Value and number of the bytes before and after the result of a library, on a CPU."""
 IMPORT_ONLY = "*"
 """Name of a module that is only imported."""
-FILLS, SPIN_CYCLES = 100, 200_000
-"""Kernels in a graph whose time is known, and cycles for which a GPU waits until that graph is launched."""
+MOST_CALLS, GRAPH_MS, SPIN_CYCLES = 100, 2.0, 200_000
+"""Most calls and least time of a graph, and cycles for which a GPU waits until the graph is launched."""
 
 
 def found_at(target: Mapping[str, Any]) -> Any:
@@ -119,7 +121,7 @@ def plain_traits(found: Any) -> Any:
 
 
 class Torch:
-    """torch's own operations, a call that does nothing, and one of a kernel whose time is known."""
+    """torch's own operations, and a call that does nothing."""
 
     mm, bmm, addmm, baddbmm = torch.mm, torch.bmm, torch.addmm, torch.baddbmm
 
@@ -133,25 +135,27 @@ class Torch:
         """Return the argument."""
         return out
 
-    @staticmethod
-    def fill(out: torch.Tensor) -> torch.Tensor:
-        """Fill the argument, by one kernel, and return it."""
-        return out.fill_(1)
 
-    @staticmethod
-    def fill_us(out: torch.Tensor) -> torch.Tensor:
-        """Return the time of that kernel as ``timing`` has it: one of many in a CUDA graph, on memory that no cache holds."""
-        cuda: Any = torch.cuda
-        held_by_caches = 2 * cuda.get_device_properties(out.device).L2_cache_size
-        results = [torch.empty_like(out) for _ in range(min(FILLS, 1 + held_by_caches // max(out.nbytes, 1)))]
-        graph, begun, ended = cuda.CUDAGraph(), cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-        with cuda.graph(graph):
-            for result in itertools.islice(itertools.cycle(results), FILLS):
-                result.fill_(1)
-        graph.replay()  # the first replay uploads the graph
-        cuda._sleep(SPIN_CYCLES)
-        begun.record()
-        graph.replay()
-        ended.record()
-        ended.synchronize()
-        return torch.tensor([begun.elapsed_time(ended) * 1e3 / FILLS], device=out.device)
+def graph_us(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+    """Return the time of a call as ``timing`` has it: one of many in a CUDA graph, on memory that no cache holds."""
+    cuda: Any = torch.cuda
+    begun, ended, graph = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True), cuda.CUDAGraph()
+    begun.record()
+    first = function(*args, **kwargs)
+    ended.record()
+    ended.synchronize()
+    each_bytes = sum(x.nbytes for x in (*args, first) if isinstance(x, torch.Tensor))
+    count = 1 + 2 * cuda.get_device_properties(first.device).L2_cache_size // max(each_bytes, 1)
+    sets = [[x.clone() if isinstance(x, torch.Tensor) else x for x in args] for _ in range(min(count, MOST_CALLS))]
+    calls = min(max(len(sets), math.ceil(GRAPH_MS / begun.elapsed_time(ended))), MOST_CALLS)
+    results = deque[Any](maxlen=len(sets))  # memory of other results than the latest ones may be written again
+    with cuda.graph(graph):
+        for copies in itertools.islice(itertools.cycle(sets), calls):
+            results.append(function(*copies, **kwargs))
+    graph.replay()  # the first replay uploads the graph
+    cuda._sleep(SPIN_CYCLES)
+    begun.record()
+    graph.replay()
+    ended.record()
+    ended.synchronize()
+    return float(begun.elapsed_time(ended)) * 1e3 / calls

@@ -21,7 +21,7 @@ from torch.autograd import profiler, profiler_util
 from torch.autograd.profiler import profile
 
 from . import journal, loading, places, reach, seal, state, wires
-from .loading import IMPORT_ONLY, found_at, plain_traits
+from .loading import IMPORT_ONLY, found_at, graph_us, plain_traits
 from .places import addresses, change_torch, flusher, is_plain, load_products, shared
 from .state import State
 
@@ -154,7 +154,8 @@ class Program:
             answer = self._delivered(result, args, question)
         events.record(ended, stream)
         self._wait()
-        return answer | {"device_us": events.elapsed_time(begun, ended) * 1e3}
+        device_us = graph_us(function, args, kwargs) if question["in_graph"] else events.elapsed_time(begun, ended) * 1e3
+        return answer | {"device_us": device_us}
 
     def _delivered(self, result: Any, args: Sequence[Any], question: Mapping[str, Any]) -> dict[str, Any]:
         """Copy a result to its place, and describe it."""
