@@ -19,11 +19,13 @@ from ...problem.dtypes import dtype_info
 from ...problem.operations import DENSE_OPS
 from ..bench.bench import Bench
 from ..cases.case import Case
-from ..cases.sampling import ADDED, Sample, Size
+from ..cases.sampling import ADDED, Sample, Size, residues
 from .property import Property, stage, tested
 
 ZERO_BLOCK = 16
-SHORT: tuple[Size, ...] = ((17, 33, 65), (64, 64, 64), (33, 40, 129), (128, 96, 31), (1, 48, 257), (65, 1, 48), (130, 129, 16))
+SHORT: tuple[Size, ...] = (
+    (17, 33, 65), (64, 64, 64), (33, 40, 129), (128, 96, 31), (1, 48, 257), (65, 1, 48), (130, 129, 16), *residues(16),
+)  # fmt: skip
 """Sizes with a short K, so that sums of integers are exact in every dtype."""
 RANGED: tuple[Size, ...] = ((33, 65, 64), (64, 64, 31), (17, 128, 129), (96, 40, 257), (5, 6, 16))
 ABOUT = 4
