@@ -175,6 +175,12 @@ def test_diagnose_names_alpha_beta_and_the_added_operand(text: str) -> None:
     assert diagnosis(made(epilogue=epilogue), case_id) == text
 
 
+def test_diagnose_names_an_ignored_sign_of_alpha() -> None:
+    subject = made(epilogue=lambda p, c, alpha, beta: abs(alpha) * p + (beta * c if beta else 0))
+    case_id = "alpha-beta:addmm-f32-48x48x65-alpha.general-beta.zero-variant.half"
+    assert diagnosis(subject, case_id) == "sign of alpha ignored"
+
+
 @pytest.mark.parametrize("missing", ["scale_a", "scale_b"])
 def test_diagnose_names_a_missing_scale(missing: str) -> None:
     case_id = "bound:scaled_mm-e4m3-33x40x65-b.col-scales.row"
