@@ -65,7 +65,8 @@ def check_fresh_pointers(bench: Bench) -> None:
         elif bench.case.variant == "overwritten":
             kept = kept or [operands]
             overwrite(kept[0], operands)
-            operands, probe = kept[0], probe.at(kept[0])
+            probe = probe.at(kept[0])
+            operands = probe.operands
         with stage(bench, f"call {number} of {MOVES}, operands {bench.case.variant or 'freed'}"):
             probe.judge(bench, bench.call(operands))
         del probe, operands  # so that the next operands may reuse their memory
