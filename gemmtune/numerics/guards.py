@@ -102,6 +102,11 @@ class Watch:
             if part.numel() and not any(checksum.watches(part) for checksum in self._checksums.values()):
                 self._checksums[f"{name} ({WEIGHT_PARTS[number]})" if tensor.layout == torch.sparse_bsr else name] = Checksum(part)
 
+    def holder(self, tensor: torch.Tensor) -> str:
+        """Return the name of the watched tensor whose buffer ``tensor`` lies in, or an empty text."""
+        names = (name for name, checksum in self._checksums.items() if tensor.numel() and checksum.watches(tensor))
+        return next(names, "")
+
     def forget(self, prefix: str) -> None:
         """Stop watching the tensors whose name begins with ``prefix``."""
         self._checksums = {name: checksum for name, checksum in self._checksums.items() if not name.startswith(prefix)}

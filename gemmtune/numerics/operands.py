@@ -1,7 +1,11 @@
 """Operands of a problem: their values, scales and scalars."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -11,7 +15,7 @@ from ..problem.dtypes import dtype_info
 from ..problem.operations import ROLES, Encoding
 from ..problem.problem import ScalarClass
 from .block_sparse import assembled, random_mask
-from .buffers import allocate, flat, held_size, placed
+from .buffers import allocate, flat, held_size, placed, storage_bits
 
 ALPHA, BETA = 1.25, -0.75
 """Values of alpha and beta in random operands of class ``general``: exact in every dtype, not 0 or 1, and unequal."""
@@ -87,6 +91,16 @@ class Operands:
     def right(self) -> torch.Tensor:
         """b, or [b; d] if there are two products."""
         return self.b if self.d is None else torch.cat([self.b, self.d], dim=-2)
+
+    def copied(self, most_bytes: int) -> Iterator[Operands]:
+        """Yield these operands at other addresses, with the same strides, alignment and memory around them, if they are small."""
+        named = self.named
+        if self.weight is None and sum(x.untyped_storage().nbytes() for x in named.values()) <= most_bytes:
+            copies: dict[str, Any] = {
+                name: storage_bits(x).clone().view(x.dtype).as_strided(x.shape, x.stride(), x.storage_offset())
+                for name, x in named.items()
+            }
+            yield dataclasses.replace(self, **copies)
 
     def beside_subnormal(self, *, below: float = 1.0) -> float:
         """Return max|a| + max|b|, where each counts only if the other operand has subnormal numbers, which may be read as

@@ -236,14 +236,16 @@ class Trial:
 
     def _by_torch(self, run: _Run, operands: Operands) -> float:
         self._torch.place = self._candidate.place
-        try:
-            result = self._rival.caller(run.checker.problem)(operands.tensors, operands.scalars, None)
-        except CandidateEnded as error:
-            raise UnavailableError(f"nothing to compare with: {error}") from error
-        run.of_torch = digest(result)
+        run.of_torch = digest(self._result_of_torch(run, operands))
         for change in self._torch.changes():
             self._candidate.note(Conduct.REACHES, f"{OTHERS} torch's process or its parent, {change}")
         return self._time_s(self._torch)
+
+    def _result_of_torch(self, run: _Run, operands: Operands) -> object:
+        try:
+            return self._rival.caller(run.checker.problem)(operands.tensors, operands.scalars, None)
+        except CandidateEnded as error:
+            raise UnavailableError(f"nothing to compare with: {error}") from error
 
     def _work_s(self) -> float:
         """Return the work of the latest call: CPU time, which other processes do not add to, or time of the GPU."""
@@ -265,12 +267,12 @@ class Trial:
         operands = run.checker.fresh()
         self._torch.in_graph = True
         try:
-            self._by_torch(run, operands)
+            self._result_of_torch(run, operands)
         finally:
             self._torch.in_graph = False
         known_us, readings = self._torch.last.device_us, list[Reading]()
         while len(readings) < LEAST_EMPTY or (len(readings) < MOST_EMPTY and sum(x.wall_s for x in readings) < MOST_EMPTY_S):
-            self._by_torch(run, operands)
+            self._result_of_torch(run, operands)
             readings.append(self._torch.last)
         added_us, margin_us = median_margin([x.device_us - known_us for x in readings])
         around_s = statistics.median(x.wall_s - known_us / 1e6 for x in readings)

@@ -219,6 +219,7 @@ MUTANTS = (
     _mutant("routed_grouped_mm", "gates and the other columns exchanged", gate=lambda x, f: gated(x.roll(x.shape[1] // 2, 1), f)),
     _mutant("routed_grouped_mm", "gates by gelu for silu", gate=lambda x, gate: gated(x, {"silu": "gelu"}.get(gate, gate))),
     _mutant("combined_grouped_mm", "weights dropped", add=lambda x, end, slots, w: added(x, end, slots, torch.ones_like(w))),
+    _mutant("combined_grouped_mm", "weights read as bfloat16", add=lambda x, end, slots, w: added(x, end, slots, w.bfloat16())),
     _mutant("combined_grouped_mm", "weights in the order of rows", add=_weights_by_row),
     _mutant("combined_grouped_mm", "rows added in their own order", add=_ignoring_slots),
     _mutant("combined_grouped_mm", "only the first row of each token counts", add=_first_of_each_token),

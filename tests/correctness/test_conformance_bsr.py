@@ -48,6 +48,11 @@ def some_cases() -> tuple[Case, ...]:
     return tuple(cases)
 
 
+def test_a_weight_overwritten_in_place_is_judged_by_its_new_values() -> None:
+    case = Case.parse("fresh-pointers:bsr_mm-f32-17x48x32-blocks.16x16@0.3-variant.overwritten")
+    assert judge(subject("right"), case, CPU).status is CaseStatus.PASSED
+
+
 def test_an_id_has_the_class_of_the_weight() -> None:
     assert CASE.id == "bound:bsr_mm-bf16-17x48x32-a.col-blocks.16x8@0.2+skewed+int64"
     assert Case.parse(CASE.id) == CASE

@@ -10,13 +10,15 @@ import torch
 from broken_kernels import blocks, narrowed, rounding_blocks, split_k, to_tf32
 from conformance_gemms import CPU
 from made_subjects import Product, apply_epilogue, diagnosis, judged, made
+from mutants.gemm import MIXED, SCALED, Gemm, Weights
 
 from gemmtune.conformance.bench.bench import Bench
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.diagnose import Evidence, diagnose
 from gemmtune.conformance.diagnose.signs import place
-from gemmtune.declaration.subject import Subject
+from gemmtune.declaration.subject import NamespaceSubject, Subject
 from gemmtune.numerics.buffers import storage_bits
+from gemmtune.numerics.quantized import numbers
 from gemmtune.numerics.reference import Region, reference
 from gemmtune.problem import Layout, Problem
 
@@ -117,6 +119,34 @@ def test_diagnose_names_int8_read_as_unsigned() -> None:
     assert diagnosis(subject, "integers:int_mm-i8-33x40x65") == "b read as unsigned integers"
 
 
+def by_the_next_element(weights: Weights) -> torch.Tensor:
+    """Return weights whose scales change one element early along K, in groups of 32."""
+    scale = weights.scale
+    assert scale is not None
+    groups = ((torch.arange(weights.size[0]) + 1) // 32).clamp_max(len(scale) - 1)
+    return numbers(weights.b, weights.encoding).float() * scale.float()[groups]
+
+
+def in_the_dtype_of_a(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return a, b.view(a.dtype)
+
+
+QUANTIZED_BUGS = {
+    "scale_b of the next block used for the last element of each along K": (
+        Gemm(gemm_traits=MIXED, unpack=by_the_next_element), "scales:mixed_mm-f32-33x40x300-scales.group_32-weights.uint8"
+    ),
+    "bits of b taken for float8_e4m3fn": (
+        Gemm(gemm_traits=SCALED, read=in_the_dtype_of_a), "bound:scaled_mm-e4m3-33x40x65-weights.float8_e5m2"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", QUANTIZED_BUGS)
+def test_diagnose_names_misread_quantized_operands(text: str) -> None:
+    gemm, case_id = QUANTIZED_BUGS[text]
+    assert diagnosis(NamespaceSubject("quantized", gemm, gemm.gemm_traits), case_id) == text
+
+
 SCALAR_BUGS = {
     "the bias dropped": (lambda p, c, alpha, beta: alpha * p, "bias.n"),
     "C dropped": (lambda p, c, alpha, beta: alpha * p, "bias.mn"),
@@ -143,6 +173,12 @@ def test_diagnose_names_alpha_beta_and_the_added_operand(text: str) -> None:
     dtype = "bf16" if "bfloat16" in text else "f32"
     case_id = f"bound:addmm-{dtype}-48x48x65-{bias}-alpha.general-beta.general"
     assert diagnosis(made(epilogue=epilogue), case_id) == text
+
+
+def test_diagnose_names_an_ignored_sign_of_alpha() -> None:
+    subject = made(epilogue=lambda p, c, alpha, beta: abs(alpha) * p + (beta * c if beta else 0))
+    case_id = "alpha-beta:addmm-f32-48x48x65-alpha.general-beta.zero-variant.half"
+    assert diagnosis(subject, case_id) == "sign of alpha ignored"
 
 
 @pytest.mark.parametrize("missing", ["scale_a", "scale_b"])
@@ -333,6 +369,12 @@ def test_diagnose_finds_where_32_bit_addresses_wrap() -> None:
     assert diagnose(evidence_of(problem, spoil)).text == "errors only in the last 17 of 33 rows"
 
 
+def small_errors(scale: float) -> list[str]:
+    """Return the texts that give the size of errors without a cause. Errors of 1000 are not small for these products."""
+    sizes = range(6, 20) if scale <= 1 else ()
+    return [f"small errors in most elements, up to 2^-{size} of the magnitude of their terms" for size in sizes]
+
+
 @pytest.mark.parametrize("shape", [(33, 40, 65), (1, 1, 1), (1, 40, 300), (5, 1, 7), (64, 64, 64)])
 def test_diagnose_names_nothing_for_random_errors(shape: tuple[int, int, int]) -> None:
     m, n, k = shape
@@ -340,7 +382,7 @@ def test_diagnose_names_nothing_for_random_errors(shape: tuple[int, int, int]) -
     generator = torch.Generator().manual_seed(3)
     for scale in (1e-3, 1.0, 1e3):
         noise = scale * torch.randn(1, m, n, dtype=torch.float64, generator=generator)
-        assert diagnose(evidence_of(problem, noise)).text == ""
+        assert diagnose(evidence_of(problem, noise)).text in ("", *small_errors(scale))
 
 
 def test_diagnose_names_nothing_with_too_little_evidence() -> None:

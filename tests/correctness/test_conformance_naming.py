@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from made_subjects import judged, made
 from rotation import rotated
 
 from gemmtune.conformance.bench.outcome import CaseStatus
-from gemmtune.conformance.diagnose.match import DIFFERS, FIRST_CALL, WRONG_DTYPE, kind_of
+from gemmtune.conformance.diagnose.match import AT_ONCE, DIFFERS, FIRST_CALL, KEPT, WRONG_DTYPE, kind_of
 from gemmtune.conformance.options import RunOptions
+from gemmtune.conformance.properties.calls import THREADS
 from gemmtune.conformance.report.summary import UNEXAMINED, UNKNOWN, Summary, summarise
 from gemmtune.conformance.runs.run import EXAMINED, Run
 from gemmtune.declaration.subject import SubjectSpec, load
@@ -45,6 +47,27 @@ def test_a_result_of_the_wrong_dtype_has_only_that_diagnosis() -> None:
     outcome = judged(subject, "bound:mm-bf16-8x9x10")
     assert [(failure.property_name, failure.diagnosis) for failure in outcome.failures] == [("result", WRONG_DTYPE)]
     assert "returned float32[8, 9] on cpu, expected bfloat16[8, 9] on cpu" in outcome.failures[0].message
+
+
+def test_a_result_that_depends_on_addresses_is_named() -> None:
+    known: dict[int, torch.Tensor] = {}
+
+    def packed(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return a, known.setdefault(b.data_ptr(), b.clone())
+
+    outcome = judged(made(read=packed), "fresh-pointers:mm-f32-33x40x65-variant.overwritten")
+    assert [failure.diagnosis for failure in outcome.failures] == [KEPT]
+
+
+def test_a_race_between_threads_is_named() -> None:
+    busy = threading.Barrier(THREADS)
+
+    def shared(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        alone = threading.current_thread() is threading.main_thread()
+        return a @ b + (0 if alone else 1 + 0 * busy.wait())
+
+    outcome = judged(made(shared, threads=True), "threads:mm-f32-33x40x65")
+    assert [failure.diagnosis for failure in outcome.failures] == [AT_ONCE]
 
 
 def test_a_call_that_is_right_when_repeated_is_named() -> None:

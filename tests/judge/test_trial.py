@@ -99,11 +99,11 @@ def test_what_the_judge_adds_is_the_excess_over_torch_in_a_graph(monkeypatch: py
     times_us = iter([9.0, 7.25, 7.0, 6.75] * 4)
     torch_process = SimpleNamespace(device=torch.device("cpu"), last=Reading(), in_graph=False)
 
-    def by_torch(_trial: Trial, run: Any, operands: Operands) -> None:
+    def result_of_torch(_trial: Trial, _run: Any, operands: Operands) -> None:
         assert operands.a.shape == (24, 32)
         torch_process.last = Reading(device_us=2.0 if torch_process.in_graph else next(times_us), wall_s=3e-4)
 
-    monkeypatch.setattr(Trial, "_by_torch", by_torch)
+    monkeypatch.setattr(Trial, "_result_of_torch", result_of_torch)
     trial = Trial(cast("Any", None), cast("Any", None), (cast("Any", None), cast("Any", torch_process)))
     run = SimpleNamespace(checker=Checker(PROBLEM, Claims(accumulate=torch.float32), torch.device("cpu"), 5))
     (added_s, margin_s), around_s = trial._of_a_call(cast("Any", run))

@@ -9,6 +9,7 @@ import torch
 
 from .gemm import FACTOR, INT8, MIXED, SCALED, Gemm, Terms, Weights, apply_epilogue, scaled, spread, unpacked
 from .products import rounding_blocks
+from .reading import read_at
 
 __all__ = [
     "block_of_a_before",
@@ -25,6 +26,7 @@ __all__ = [
     "scale_applied_twice",
     "scale_of_the_next_group",
     "scale_read_as_bfloat16",
+    "scales_read_as_contiguous",
     "sums_in_float32",
     "uint4_read_as_signed",
     "uint8_read_as_signed",
@@ -102,6 +104,9 @@ scale_read_as_bfloat16 = _mixed(
     lambda weights: dataclasses.replace(weights, scale=None if weights.scale is None else weights.scale.bfloat16())
 )
 """Harmless if the scales are bfloat16 already."""
+
+
+scales_read_as_contiguous = _scales(lambda scale, _: read_at(scale, (scale.shape[1], 1)))
 
 
 def _swapped(weights: Weights) -> Weights:

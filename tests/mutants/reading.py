@@ -7,7 +7,7 @@ import torch
 from gemmtune.numerics.buffers import storage_bits
 from gemmtune.problem import Layout
 
-from .gemm import ALL_OPS, BATCHED, Gemm
+from .gemm import ALL_OPS, BATCHED, DENSE, Gemm
 
 __all__ = [
     "address_rounded_down",
@@ -19,12 +19,14 @@ __all__ = [
     "k_mask_off_by_one",
     "k_tail_unmasked",
     "last_row_clamped",
+    "leading_dimension_rounded_down",
     "offsets_of_31_bits",
     "overlap_overwritten",
     "product_with_the_transpose_misread",
     "row_stride_ignored",
     "strided_vector_with_odd_k_misread",
     "strides_of_the_first_call",
+    "subnormal_b_read_as_0",
     "tile_read_once_for_both",
     "transposed_b_misread",
     "wrong_for_two_transposed",
@@ -60,6 +62,26 @@ def _from_rounded_address(x: torch.Tensor) -> torch.Tensor:
 
 address_rounded_down = Gemm(gemm_traits=ALL_OPS, read=lambda a, b: (_from_rounded_address(a), _from_rounded_address(b)))
 """16-byte loads begin at the 16-byte boundary below an unaligned address."""
+
+
+def _normal(b: torch.Tensor) -> torch.Tensor:
+    return torch.where(b.abs() < torch.finfo(b.dtype).smallest_normal, 0.0, b.double()).to(b.dtype)
+
+
+subnormal_b_read_as_0 = Gemm(
+    gemm_traits=DENSE.changed({"dtypes": ("float16", "bfloat16"), "flush_subnormals": False}), read=lambda a, b: (a, _normal(b))
+)
+"""Undeclared flushing, of one operand only."""
+
+
+def _rounded_down(x: torch.Tensor) -> torch.Tensor:
+    unit = VECTOR_BYTES // x.element_size()
+    rounded = x.stride(-2) // unit * unit
+    return read_at(x, (*x.stride()[:-2], rounded, 1)) if x.stride(-1) == 1 and rounded >= unit else x
+
+
+leading_dimension_rounded_down = Gemm(read=lambda a, b: (_rounded_down(a), b))
+"""The leading dimension is passed in units of 16 bytes."""
 
 
 def _without_gaps(x: torch.Tensor) -> torch.Tensor:

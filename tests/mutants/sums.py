@@ -36,6 +36,7 @@ __all__ = [
     "remainder_of_the_splits_dropped",
     "rows_of_zeros_skipped",
     "scale_before_the_last_split",
+    "splits_reach_into_the_next",
     "wrong_at_the_first_call",
     "wrong_once_in_sixty",
     "zeros_skipped",
@@ -87,6 +88,18 @@ inputs_read_as_tf32 = dataclasses.replace(_of_dtype("float32"), product=tf32)
 """Undeclared tf32, independent of torch's setting."""
 b_read_as_float8 = dataclasses.replace(_of_dtype("bfloat16"), product=narrowed("b", torch.float8_e5m2))
 float64_read_as_float32 = dataclasses.replace(_of_dtype("float64"), product=narrowed("ab", torch.float32))
+
+
+def _reaching(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    k = a.shape[-1]
+    each = -(-k // 4)
+    ends = [min(begin + -(-each // BLOCK) * BLOCK, k) for begin in range(0, k, max(each, 1))]
+    parts = [a[..., i * each : end] @ b[..., i * each : end, :] for i, end in enumerate(ends)]
+    return torch.stack(parts).sum(0) if a.shape[-2] <= FEW_ROWS and k >= 4 * BLOCK else a @ b
+
+
+splits_reach_into_the_next = Gemm(product=_reaching)
+"""Four splits of K for few rows are rounded up to whole blocks, and masked by K alone."""
 
 
 def _as_unsigned(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -41,6 +41,8 @@ KINDS: dict[int, str] = {
     30: "bits of a row that depend on the rows beside it",
     31: "float32 by parts, but not all of them",
     32: "bits that are not those of the GEMM that it names",
+    33: "subnormal numbers lost, although they are declared to be kept",
+    34: "terms counted twice",
 }
 """Bugs that the suite must find. Each has one or more mutants."""
 _PACKAGE = "mutants"
@@ -199,6 +201,13 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(30, "bits:lanes_for_one_row", "batch-invariance"),
     _mutant(30, "bits:epilogue_rounded_for_few_rows", "batch-invariance"),
     _mutant(32, "bits:halves_for_one_run", "reduction"),
+    _mutant(15, "writing:fifth_row_past_a_tile_zero", "edges", "zeros in"),
+    _mutant(33, "reading:subnormal_b_read_as_0", "subnormal", "subnormal numbers became 0"),
+    _mutant(8, "reading:leading_dimension_rounded_down", "layouts", "rounded down to 16 bytes"),
+    _mutant(8, "quantized:scales_read_as_contiguous", "scales", "read as contiguous"),
+    _mutant(24, "two_products:d_read_with_the_strides_of_b", "layouts"),
+    _mutant(34, "sums:splits_reach_into_the_next", "bound", "terms of the next one too"),
+    _mutant(13, "writing:c_returned_for_alpha_0", "result", "an input is returned"),
     _mutant(31, "parts:middle_product_dropped", "bound"),
     _mutant(31, "parts:low_product_dropped", "one-hot-a"),
     _mutant(31, "parts:rounded_instead_of_cut_off", "overflow", "NaN where there should be none"),

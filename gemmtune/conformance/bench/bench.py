@@ -25,13 +25,15 @@ from ...problem.dtypes import dtype_name
 from ..cases.case import Case
 from ..cases.statement import problem_of
 from ..diagnose import Diagnosis, Evidence, GroupEvidence, diagnose, diagnose_grouped
-from ..diagnose.match import DIFFERS, FIRST_CALL, WRONG_DTYPE
+from ..diagnose.match import DIFFERS, FIRST_CALL, INPUT_RETURNED, KEPT, WRONG_DTYPE
 from .outcome import Expected, Failure, NoResult, error_text, heat_map
 
 MOST_REMEMBERED = 2**20
 """Maximum elements of a result that is kept to recognise it if a later call returns it again."""
 CALLED_AGAIN = 3
 """Times that a wrong call is repeated, to see if it is wrong each time."""
+MOST_COPIED_BYTES = 2**26
+"""Maximum memory of operands that are copied to other addresses."""
 MOST_EXPLAINED = 2**28
 """Maximum elements of a wrong result that is diagnosed. float64 copies of larger ones take too much memory."""
 
@@ -106,6 +108,8 @@ class Bench:
         del kept
         tensor = self.received(result, out)
         self._latest = tensor, first
+        if out is None and (name := inputs.holder(tensor)):
+            self.fail(f"the result lies in the memory of the input {name}", property_name="result", diagnosis=INPUT_RETURNED)
         for name, changed in zip(inputs.names, inputs.changed(), strict=True):
             if bool(changed):
                 self.fail(f"the call changed its input {name}", property_name="inputs-unchanged")
@@ -199,8 +203,7 @@ class Bench:
         self, result: torch.Tensor, expected: torch.Tensor, operands: Operands, *, name: str, known: bool = True
     ) -> bool:
         """Compare with another result. Any NaN equals any NaN. ``known``: ``expected`` is right, not just another result."""
-        same = (result == expected) | (result.isnan() & expected.isnan())
-        if bool(same.all()):
+        if _equal(result, expected):
             return True
         right = Approximate.exactly(self._wide(expected))
         self.explain(result, Expected(name=name, operands=operands, right=right, known=known))
@@ -242,18 +245,23 @@ class Bench:
             bad_elements=count, elements=bad.numel(), heat=heat_map(got, value, tolerance, place[0]),
         )  # fmt: skip
         # Forget this result: if it comes again, it is no stale one.
-        self._results = [x for x in self._results if not bool(((x == got) | (x.isnan() & got.isnan())).all())]
+        self._results = [x for x in self._results if not _equal(x, got)]
 
     def _again(self, result: torch.Tensor, expected: Expected, bad: torch.Tensor) -> Diagnosis | None:
-        """Repeat the call if ``result`` is of the latest one. Return a diagnosis if elements that were wrong are right now."""
+        """Repeat the call if ``result`` is of the latest one, in the end with copies of its operands. Return a diagnosis if
+        elements that were wrong are right now."""
         latest, first = self._latest
         if result is not latest:
             return None
         noted, results, ends, operands = len(self.failures), self._results, self._ends, self.given(expected.operands)
+        stale = any(_equal(x, self._wide(result)) for x in results[:-1])
+        copies = tuple(operands.copied(MOST_COPIED_BYTES)) if not stale else ()
         try:
-            for _ in range(CALLED_AGAIN):
-                other = self.call(operands, watch=False)
+            for given in (*[operands] * CALLED_AGAIN, *copies):
+                other = self.call(given, watch=False)
                 if bool((bad & is_right(self._wide(other), expected.right, self.problem.out.dtype)).any()):
+                    if given is not operands:
+                        return Diagnosis(KEPT)
                     return Diagnosis(FIRST_CALL, (DIFFERS,)) if first else Diagnosis(DIFFERS)
         except (Refused, NoResult):
             return Diagnosis(DIFFERS)
@@ -284,3 +292,8 @@ class Bench:
     def _wide(self, result: torch.Tensor) -> torch.Tensor:
         """Return a copy in float64 (B, M, N)."""
         return result.to(torch.float64, copy=True).reshape(self.problem.batch, *self.problem.out.size[-2:])
+
+
+def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Return True if two results are equal. Any NaN equals any NaN."""
+    return bool(((x == y) | (x.isnan() & y.isnan())).all())

@@ -49,6 +49,11 @@ EACH = ("2", "", "3")
 """Numbers of rows that are added up to one."""
 
 
+def residues(base: int) -> tuple[Size, ...]:
+    """Return sizes above ``base`` that leave every remainder of 16 in each dimension. Tails of vectors differ by remainder."""
+    return tuple((base + i, base + 1 + (7 * i + 3) % 16, base + 1 + (11 * i + 6) % 16) for i in range(1, 17))
+
+
 def shapes(scope: Scope) -> tuple[Size, ...]:
     """Return (M, N, K) of the scope's level and of the levels below it."""
     return tuple(size for level in Level if level <= scope.level for size in SHAPES[level])
@@ -172,9 +177,9 @@ class Sample:
             case = forms[form_number(number + zlib.crc32(case.property_name.encode()), len(forms))].of(case)
             case = _routed(case, number // len(forms))
             case = case.changed(k=k + -k % case.step_of_k)
-        if case.row.second == "K2" and k:  # K2 cycles through equal to K, longer than K and shorter than K
+        if case.row.second == "K2" and k:  # K2 equals K with equal strides, or other ones, and is longer and shorter than K
             by = traits.multiples[2]
-            case = case.changed(k2=("", str(2 * k + by), str(max(k // 2 // by * by, by)))[number % 3])
+            case = case.changed(k2=("", str(2 * k + by), str(max(k // 2 // by * by, by)), str(k))[number % 4])
         if not self.admits(case):
             return None
         case = self.finish(case if isinstance(variant, str) else case.changed(**variant))

@@ -20,9 +20,9 @@ __all__ = ["BUGS", "Diagnosis", "Evidence", "GroupEvidence", "diagnose", "diagno
 
 BUGS: tuple[Bug, ...] = (
     epilogue.missing, epilogue.scalars, epilogue.wrong_axis, epilogue.per_split, epilogue.scales,
-    quantized.factors, quantized.weights, quantized.blocks,
+    quantized.factors, quantized.weights, quantized.blocks, quantized.strides, quantized.floats,
     addressing.transposed, addressing.batches, addressing.misread, addressing.miswritten,
-    k_ranges.k_ranges, addressing.clamped, addressing.unmasked, rounding.unsigned, quantized.clamped_pairs,
+    k_ranges.overlapping, k_ranges.k_ranges, addressing.clamped, addressing.unmasked, rounding.unsigned, quantized.clamped_pairs,
     rounding.narrowed, rounding.flushed, rounding.steps, rounding.partials, rounding.accumulators,
 )  # fmt: skip
 """Known bugs in the order of trial: certain and cheap ones first, expensive ones last."""
@@ -43,6 +43,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         text = certain or next(iter(everywhere), "") or confined
         # Without a matching bug, describe the errors.
         text = text or rounding.overflow(view) or last_sign(evidence) or rounding.round_off(view) or errors_in(evidence)
+        text = text or rounding.few_bits(view)
     return Diagnosis(text, tuple(dict.fromkeys(other for other in (*everywhere, *possible) if other != text)))
 
 

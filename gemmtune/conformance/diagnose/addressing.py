@@ -10,6 +10,8 @@ from .evidence import Matrix, View
 from .match import Suspect
 
 TILES = (8, 16, 32, 64, 128)
+ALIGNED_BYTES = 16
+"""Bytes of the widest load of one thread."""
 
 
 def transposed(view: View) -> Iterator[Suspect]:
@@ -79,6 +81,10 @@ def _ways(view: View, which: Matrix) -> Iterator[tuple[str, tuple[int, int, int]
         ("storage offset of {} ignored", (by_batch, by_row, by_col), start - offset),
         ("storage offset of {} ignored, read from the start of its buffer", (by_batch, by_row, by_col), 0),
     ]
+    unit = ALIGNED_BYTES // matrix.element_size()
+    for words, more in (("down", 0), ("up", unit - 1)):
+        row, col = ((x + more) // unit * unit if x >= unit else x for x in (by_row, by_col))
+        ways.append((f"{{}} read with a leading dimension rounded {words} to {ALIGNED_BYTES} bytes", (by_batch, row, col), start))
     for text, stride, begin in ways:
         if begin != start or any(x != y and n > 1 for x, y, n in zip(stride, matrix.stride(), matrix.shape, strict=True)):
             yield text, stride, begin

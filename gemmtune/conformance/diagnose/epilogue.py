@@ -35,6 +35,7 @@ def scalars(view: View) -> Iterator[Suspect]:
     product, alpha, beta = view.product, view.alpha, view.beta
     yield Suspect("alpha dropped", view.result(alpha=1.0))
     yield Suspect("alpha applied twice", view.result(alpha=alpha**2))
+    yield Suspect("sign of alpha ignored", view.result(alpha=abs(alpha)))
     yield Suspect("alpha rounded to an integer", view.result(alpha=float(math.trunc(alpha))))
     dtype = view.problem.dtype
     narrow = dtype.is_floating_point and dtype.itemsize == 2

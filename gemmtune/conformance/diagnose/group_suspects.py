@@ -172,6 +172,8 @@ def _of_weights(slots: Tensor, weights: Tensor, changed: Callable[..., Change]) 
     by_row[slots.long()] = weights.flatten()  # row r has the weight r, whatever its slot
     yield changed("weights dropped", weights=torch.ones_like(weights))
     yield changed("weights applied twice", weights=weights * weights)
+    for dtype in (torch.bfloat16, torch.float16):
+        yield changed(f"weights read as {dtype_name(dtype)}", weights=weights.to(dtype).to(weights.dtype))
     yield changed("weights in the order of rows, not of slots", weights=by_row.view_as(weights))
     yield changed("rows added in their own order, whatever their slots", slots=torch.arange(len(slots), device=slots.device))
     yield changed("weights of the next slot", weights=weights.flatten().roll(-1).view_as(weights))

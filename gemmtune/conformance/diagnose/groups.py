@@ -18,6 +18,7 @@ from ...problem.operations import OPERATIONS
 from .evidence import Evidence, Seen
 from .group_suspects import changes
 from .match import Fit, Suspect, fitting
+from .rounding import small_errors
 from .signs import TILES, first_sign, last_sign, lines_in_words, place
 
 Whole = Callable[[Problem, Expectation], Approximate | None]
@@ -92,8 +93,8 @@ def diagnose_groups(known: GroupEvidence, diagnose: OfOne) -> Named:
         return f"elements left unwritten in {where}" if where else "elements left unwritten", ()
     certain = first_sign(evidence)
     found: list[Fit] = []
+    view = GroupView(known)
     if known.problem.flops <= 2 * MOST_MACS:
-        view = GroupView(known)
         found = list(fitting(view, GroupView.suspects))
     everywhere = [fit.suspect.text for fit in found if fit.everywhere and fit.certain]
     confined = [fit.suspect.text for fit in found if not fit.everywhere]
@@ -109,6 +110,7 @@ def diagnose_groups(known: GroupEvidence, diagnose: OfOne) -> Named:
         text, further = _of_one_group(known, diagnose)
         also += further
     text = text or last_sign(evidence) or (f"errors only in {where}" if where else "")
+    text = text or small_errors(view, view.expected.abs())
     return text, tuple(dict.fromkeys(also))
 
 

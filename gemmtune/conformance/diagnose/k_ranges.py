@@ -20,6 +20,7 @@ MOST_TERMS = 2**22
 PREFILTER = 4
 """Wrong elements that every range is compared with first."""
 MOST_SPLITS = 16
+SPLITS, SPLIT_BLOCKS = (2, 3, 4, 5, 6, 8, 16), (8, 16, 32, 64, 128)
 LARGEST_BLOCK = 128
 SMALLEST_TILE = 8
 
@@ -84,6 +85,18 @@ def k_ranges(view: View) -> Iterator[Suspect]:
                 names = [f"a K block of {high - low}"] if somewhere else []
                 for name in (*names, _words(ranges.sort, low, high, sizes, k)):
                     yield Suspect(f"{name} {verb}", result(low, high), tried, along_k=True)
+
+
+def overlapping(view: View) -> Iterator[Suspect]:
+    """Yield suspects whose splits of K are rounded up to whole blocks and thus reach into the next split."""
+    k = view.problem.k
+    for splits in SPLITS:
+        each = -(-k // splits)
+        for further in sorted({-each % block for block in SPLIT_BLOCKS} - {0}):
+            if further < each:
+                terms = torch.cat([torch.arange(i, min(i + each + further, k)) for i in range(0, k, each)])
+                text = f"each of {splits} K splits counts {further} terms of the next one too"
+                yield Suspect(text, view.of(view.a[..., terms], view.b[:, terms]), len(SPLITS) * len(SPLIT_BLOCKS), along_k=True)
 
 
 def _sample(view: View) -> _Sample:

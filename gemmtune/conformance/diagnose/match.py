@@ -103,6 +103,9 @@ def _evidence(view: Seen, result: torch.Tensor, margin: torch.Tensor, same: torc
 
 DIFFERS = "differs between equal calls"
 FIRST_CALL = "wrong at the first call of a problem, right when called again"
+KEPT = "right with copies of the operands, as if something were kept by address"
+AT_ONCE = "wrong while other threads call, right alone"
+INPUT_RETURNED = "an input is returned as the result"
 WRONG_DTYPE = "a result of the wrong dtype"
 _PLACE = re.compile(r" (?:in|confined to) (?=the (?:first|last) |rows? |columns? |batch |batches |every ).*")
 

@@ -1,10 +1,13 @@
 """Bugs of quantized operands: scales and zero points of other elements, wrong unpacking, integer sums that are too narrow."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import torch
 
-from ...problem.dtypes import dtype_info, dtype_name
+from ...numerics.buffers import storage_bits
+from ...problem import Layout
+from ...problem.dtypes import FLOAT8, dtype_info, dtype_name
 from .evidence import Matrix, View
 from .match import Suspect
 
@@ -73,6 +76,30 @@ def blocks(view: View) -> Iterator[Suspect]:
                 yield Suspect(f"{name} read as {dtype_name(dtype)}", _with(view, which, scale.to(dtype).double()))
 
 
+def strides(view: View) -> Iterator[Suspect]:
+    """Yield suspects that read scales or zero points as if these were contiguous."""
+    operands = view.evidence.operands
+    for name in ("scale_a", "scale_b", "zero_b"):
+        scale: torch.Tensor | None = getattr(operands, name)
+        if scale is None or scale.is_contiguous():
+            continue
+        buffer = storage_bits(scale, scale.dtype)
+        place = int(scale.storage_offset()) + torch.arange(scale.numel(), device=scale.device)
+        dense = buffer[place.clamp_max(len(buffer) - 1)].view(scale.shape)
+        other = dataclasses.replace(view.evidence, operands=dataclasses.replace(operands, **{name: dense}))  # type: ignore[arg-type]
+        yield Suspect(f"{name} read as contiguous, strides ignored", View(other).result())
+
+
+def floats(view: View) -> Iterator[Suspect]:
+    """Yield suspects that take the bits of an 8-bit float for those of the other kind."""
+    sides: tuple[tuple[Matrix, Layout], ...] = (("a", view.problem.a), ("b", view.problem.b))
+    for which, layout in sides:
+        for other in FLOAT8 if layout.dtype in FLOAT8 else ():
+            numbers = view.stored(which).to(layout.dtype).view(other).double()
+            numbers = numbers * view.scale_of(which) if view.scaled_inside else numbers
+            yield Suspect(f"bits of {which} taken for {dtype_name(other)}", view.of(**{which: numbers}))
+
+
 def _with(view: View, which: Matrix, scale: torch.Tensor) -> torch.Tensor:
     """Return the result with another scale of a or b."""
     if which == "a":
@@ -98,6 +125,8 @@ def _elsewhere(view: View, which: Matrix) -> Iterator[tuple[str, torch.Tensor, t
         for text, along in (
             ("of the next block along K", inner + line),
             ("of the block before along K", inner - line),
+            ("of the next block used for the last element of each along K", inner + 1),
+            ("of the block before used for the first element of each along K", inner - 1),
             ("of the first block used all along K", torch.zeros_like(inner)),
             ("of the block before used for what is left of K", inner.clamp_max(last - 1)),
             ("of blocks twice as long along K", inner // 2),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from ...problem.dtypes import dtype_info, dtype_name
-from .evidence import View
+from .evidence import Seen, View
 from .match import Suspect
 
 BLOCKS = (16, 32, 64, 128, 8, 4, 1)
@@ -27,6 +27,8 @@ TYPICAL = 1.6
 LEAST_ELEMENTS = 64
 LEAST_TOUCHED = 0.25
 """Minimum share of elements that round-off changes."""
+MOST_SMALL = 2.0**-6
+"""Maximum error, relative to the magnitude of an element's terms, that counts as small."""
 MOST_RELATIVE, LEAST_RARE, MOST_ALIKE = 0.1, 0.2, 0.5
 """Marks of round-off: maximum size relative to the result, minimum share of the rarer sign, maximum correlation with the result."""
 
@@ -114,6 +116,21 @@ def round_off(view: View) -> str:
                 apart = abs(math.log(_rms(error) / _rms(simulated)))
                 best = min(best, (apart, f"round-off as of accumulation in {dtype_name(dtype)}"))
     return best[1]
+
+
+def few_bits(view: View) -> str:
+    """Return the size of small errors in most elements, relative to the terms that are added, or an empty text."""
+    added = 0.0 if view.inp is None else (view.beta * view.inp).abs()
+    return small_errors(view, abs(view.alpha) * (view.a.abs() @ view.b.abs() * view.scales.abs()) + added)
+
+
+def small_errors(view: Seen, magnitude: torch.Tensor) -> str:
+    """Return the size of the errors relative to ``magnitude`` if most elements have one and all are small, or an empty text."""
+    error = ((view.got - view.expected).abs() / magnitude)[magnitude > 0]
+    most = float(error.max()) if error.numel() else math.nan
+    if not 0 < most <= MOST_SMALL or float((error > 0).double().mean()) < LEAST_TOUCHED:
+        return ""
+    return f"small errors in most elements, up to 2^{round(math.log2(most))} of the magnitude of their terms"
 
 
 def _noisy(view: View, error: torch.Tensor) -> bool:

@@ -15,8 +15,10 @@ from ...numerics.operands import Operands
 from ...numerics.some_rows import first_other_row, some_rows
 from ...timing.contenders import capturing
 from ..bench.bench import Bench
+from ..bench.outcome import NoResult
 from ..cases.sampling import Sample, Size
 from ..cases.scope import Scope
+from ..diagnose.match import AT_ONCE
 from .property import Probe, Property, declared, exact_probe, fill_bits, overwrite, same_bits, stage
 
 SAME_RUNS = 20
@@ -73,7 +75,21 @@ def check_threads(bench: Bench) -> None:
     for thread, ((own, probes), received) in enumerate(zip(jobs, results, strict=True), 1):
         for number, (probe, result) in enumerate(zip(probes, received, strict=True), 1):
             with stage(bench, f"thread {thread} of {THREADS}, call {number}"):
-                probe.judge(own, own.received(result))
+                if not probe.judge(own, own.received(result)) and _is_right_alone(own, probe):
+                    failure = bench.failures[-1]
+                    also = tuple(filter(None, (failure.diagnosis, *failure.also)))
+                    bench.failures[-1] = dataclasses.replace(failure, diagnosis=AT_ONCE, also=also)
+
+
+def _is_right_alone(bench: Bench, probe: Probe) -> bool:
+    """Return True if a call of its own is right. Record no failure."""
+    noted = len(bench.failures)
+    try:
+        return probe.judge(bench, bench.call(probe.operands))
+    except (Refused, NoResult):
+        return False
+    finally:
+        del bench.failures[noted:]
 
 
 def check_streams(bench: Bench) -> None:

@@ -11,7 +11,7 @@ from ...numerics.reference import Region, reference
 from ...problem.operations import BATCHED_OPS
 from ..bench.bench import Bench
 from ..cases.case import Case
-from ..cases.sampling import EDGES, Sample, Size, fitting, plain_pairs
+from ..cases.sampling import EDGES, Sample, Size, fitting, plain_pairs, residues
 from ..cases.scope import Level, Scope
 from .property import Property, tested
 from .values import check_cancellation, check_integers, check_one_hot_a, check_one_hot_b
@@ -23,9 +23,10 @@ TILED: Size = (2100, 2200, 16)
 BETWEEN: tuple[Size, ...] = (
     (4, 96, 384), (5, 9, 192), (6, 192, 24), (9, 4, 768), (10, 48, 96), (11, 5, 1536), (12, 6, 320), (13, 10, 640), (14, 24, 12),
     (20, 11, 6), (24, 12, 448), (48, 13, 4), (96, 14, 5), (192, 20, 10), (1, 40, 2048), (40, 1, 2048), (1, 1, 4096),
+    *residues(96),
 )  # fmt: skip
-"""Sizes far from the edges of most tiles: each small number of rows and columns, three times powers of 2, and long single rows and
-columns. Such sizes have kernels of their own."""
+"""Sizes far from the edges of most tiles: each small number of rows and columns, three times powers of 2, long single rows and
+columns, and every remainder of 16. Such sizes have kernels of their own."""
 SMOKE_PLACES = (0, 5, 11)
 """Start positions of M, N and K in EDGES at smoke. They differ, so that each size occurs once in each dimension."""
 WHOLE_TILES: tuple[Size, ...] = ((512, 512, 512),)

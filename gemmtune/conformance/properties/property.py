@@ -78,6 +78,14 @@ class Probe:
     grouped: Expectation | None = None
     """Expectation of a grouped product."""
 
+    def at(self, operands: Operands) -> "Probe":
+        """Return this probe for ``operands`` of the same values at other addresses, which explain a wrong result."""
+        if operands.weight is not None:  # b is its own copy of the weight, and still has the earlier values
+            operands = dataclasses.replace(operands, b=self.operands.b)
+        one_hot = None if self.one_hot is None else dataclasses.replace(self.one_hot, operands=operands)
+        grouped = None if self.grouped is None else dataclasses.replace(self.grouped, operands=operands)
+        return Probe(operands=operands, one_hot=one_hot, grouped=grouped)
+
     def judge(self, bench: Bench, result: torch.Tensor) -> bool:
         """Return True if ``result`` is right. Record a failure in ``bench`` otherwise."""
         if self.grouped is not None:

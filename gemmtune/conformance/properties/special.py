@@ -19,11 +19,13 @@ from ...problem.dtypes import dtype_info
 from ...problem.operations import DENSE_OPS
 from ..bench.bench import Bench
 from ..cases.case import Case
-from ..cases.sampling import ADDED, Sample, Size
+from ..cases.sampling import ADDED, Sample, Size, residues
 from .property import Property, stage, tested
 
 ZERO_BLOCK = 16
-SHORT: tuple[Size, ...] = ((17, 33, 65), (64, 64, 64), (33, 40, 129), (128, 96, 31), (1, 48, 257), (65, 1, 48), (130, 129, 16))
+SHORT: tuple[Size, ...] = (
+    (17, 33, 65), (64, 64, 64), (33, 40, 129), (128, 96, 31), (1, 48, 257), (65, 1, 48), (130, 129, 16), *residues(16),
+)  # fmt: skip
 """Sizes with a short K, so that sums of integers are exact in every dtype."""
 RANGED: tuple[Size, ...] = ((33, 65, 64), (64, 64, 31), (17, 128, 129), (96, 40, 257), (5, 6, 16))
 ABOUT = 4
@@ -153,9 +155,9 @@ def _check_range(bench: Bench, alpha: float = 1) -> None:
 
 
 def check_subnormal(bench: Bench) -> None:
-    """Check that sums of subnormal numbers are exact. Variant ``results``: normal operands with subnormal sums.
+    """Check that sums of subnormal numbers of a, or of b (the variant), are exact.
 
-    They may be 0 if flushing is declared.
+    Variant ``results``: normal operands with subnormal sums. Subnormal numbers may be 0 if flushing is declared.
     """
     operands = bench.probes.integers()
     a, b = operands.a, operands.b
@@ -163,8 +165,10 @@ def check_subnormal(bench: Bench) -> None:
         exponent = round(math.log2(dtype_info(bench.problem.out.dtype).smallest_subnormal))
         units = (2.0 ** (exponent // 2), 2.0 ** (exponent - exponent // 2))
     else:
-        smallest = dtype_info(bench.problem.a.dtype).smallest_subnormal
+        which = bench.problem.b if bench.case.variant == "b" else bench.problem.a
+        smallest = dtype_info(which.dtype).smallest_subnormal
         units = (smallest + _cut_off(bench, smallest), 1.0)
+        units = units[::-1] if bench.case.variant == "b" else units
     a.copy_(_draw(bench, tuple(a.shape), -2, 2).double() * units[0])
     b.copy_(_draw(bench, tuple(b.shape), -2, 2).double() * units[1])
     if operands.inp is not None:
@@ -266,9 +270,9 @@ PROPERTIES = (
     Property(
         "subnormal", "subnormal inputs and results are kept, or become 0 where that is declared", check_subnormal,
         _ranged(
-            variants=("", "results"),
+            variants=("", "results", "b"),
             # Products of 8-bit floats are not subnormal in 16 bits. tf32 drops the last bits of subnormal numbers.
-            admits=lambda case: case.op in DENSE_OPS or (case.row.float8 and case.variant == ""),
+            admits=lambda case: case.op in DENSE_OPS or (case.row.float8 and case.variant != "results"),
             dtypes=tuple(name for name in DTYPES if name != "tf32"),
         ),
         needs=lambda scope: "flush_subnormals is not declared" if scope.traits.flush_subnormals is None else None,

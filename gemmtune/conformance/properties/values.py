@@ -114,7 +114,7 @@ PROPERTIES = (
     _probe("cancellation", "integers whose sums grow large and cancel give the exact difference", check_cancellation, 64, "ab"),
     Property(
         "bound", "random data of several kinds within the error bound of the claimed arithmetic", check_bound,
-        Sample(budget=(96, 640, 4000), shapes=long_shapes, pairs=all_pairs, variants=FILLS, every_pair=True, ops=SINGLE),
+        Sample(budget=(90, 640, 4000), shapes=long_shapes, pairs=all_pairs, variants=FILLS, every_pair=True, ops=SINGLE),
         drawn=True,
     ),
     Property(
