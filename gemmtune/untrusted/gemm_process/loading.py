@@ -147,7 +147,7 @@ def graph_us(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     each_bytes = sum(x.nbytes for x in (*args, first) if isinstance(x, torch.Tensor))
     count = 1 + 2 * cuda.get_device_properties(first.device).L2_cache_size // max(each_bytes, 1)
     sets = [[x.clone() if isinstance(x, torch.Tensor) else x for x in args] for _ in range(min(count, MOST_CALLS))]
-    calls = min(max(len(sets), math.ceil(GRAPH_MS / begun.elapsed_time(ended))), MOST_CALLS)
+    calls: int = min(max(len(sets), math.ceil(GRAPH_MS / begun.elapsed_time(ended))), MOST_CALLS)
     results = deque[Any](maxlen=len(sets))  # memory of other results than the latest ones may be written again
     with cuda.graph(graph):
         for copies in itertools.islice(itertools.cycle(sets), calls):
