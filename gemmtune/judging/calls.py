@@ -1,8 +1,10 @@
 """Shapes of the calls that a verdict rests on: small ones, which are called often, then larger ones, next to torch."""
 
+import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from ..conformance.cases.case import Case
 from ..conformance.cases.statement import problem_of
@@ -11,6 +13,7 @@ from ..untrusted.candidate import Candidate
 from ..untrusted.shape import Shape
 from ..untrusted.trial import Trial
 from ..untrusted.twin import Twin
+from . import sizes
 from .levels import Level
 
 GRACE_S = 5.0
@@ -21,6 +24,8 @@ SMALL_SIDE, SMALL_MACS = 64, 2**19
 LARGE_MACS, LARGE_CALLS = 2**22, 3
 """Size and number of the calls with each dtype of which no shape is timed."""
 GPU_MACS = 2**36
+NAMED_MACS, NAMED_CALLS = 2**31, 2
+"""Size and number of the calls of sizes that the source names."""
 NARROWEST, WIDEST = 0.5, 1.6
 """Range of a side, in multiples of that of a cube."""
 PER_M = 10**6
@@ -31,6 +36,18 @@ def timed_ops(subject: Subject) -> list[str]:
     return [op for op in TIMED_OPS if op in (subject.traits.ops or ("mm",))]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """Calls of one shape. They are in pairs with torch's if they are ``timed``."""
+
+    case: Case
+    calls: int
+    timed: bool = False
+    profiled: int = 0
+    named: bool = False
+    """True for sizes that the source names, whose calls have a time of their own."""
+
+
 def timed_calls(
     subject: Subject,
     candidate: Candidate,
@@ -39,47 +56,81 @@ def timed_calls(
     taken: Sequence[Case],
     twin: Twin | None = None,
 ) -> Iterator[Shape]:
-    """Yield the calls of each shape. Sizes are drawn among those that the GEMM declares, and each dtype has a large one.
-
-    ``taken`` are the cases of the suite that the GEMM took.
-    """
+    """Yield the calls of each shape. ``taken`` are the cases of the suite that the GEMM took."""
     ops, trial = timed_ops(subject), Trial(subject, candidate, rival, twin)
     of_op = {op: tuple(dict.fromkeys(case.dtype for case in taken if case.op == op)) for op in ops}
-    ops = [op for op in ops if of_op[op]] or ops[:1]
-    if not ops:
+    of_op = {op: dtypes for op, dtypes in of_op.items() if dtypes} or dict.fromkeys(ops[:1], ())
+    if not of_op:
         return
-    dtypes = of_op[ops[0]]
-    deadline = time.monotonic() + level.calls_s
-    largest = GPU_MACS if candidate.device.type != "cpu" else level.largest * PER_M
-    drawn = [dtypes[number % len(dtypes)] if dtypes else "float32" for number in range(2 + level.shapes)]
-    plan = [(ops[0], dtype, SMALL_MACS, level.small_calls, False) for dtype in drawn[:2]]
-    plan += [(op, dtype, SMALL_MACS, level.small_calls // 2, False) for op in ops[1:] for dtype in of_op[op][:1]]
-    plan += [(ops[0], dtype, largest, level.timed_calls, True) for dtype in drawn[2:]]
-    plan += [(ops[0], dtype, min(largest, LARGE_MACS), LARGE_CALLS, False) for dtype in dtypes if dtype not in drawn[2:]]
-    for number, (op, dtype, macs, count, timed) in enumerate(plan):
-        if time.monotonic() > deadline and number > 1 + len(ops):
+    begun, kind = time.monotonic(), candidate.device.type
+    deadline = begun + level.calls_s
+    own = sizes.of_inputs(candidate.inputs)
+    if own is not None and own.op in of_op:
+        until = begun + level.calls_s / 2 + GRACE_S
+        yield trial.calls(problem_of(own, kind), level.timed_calls, timed=True, deadline=until, profiled=level.profiled)
+    of_named = math.inf
+    for number, planned in enumerate(_plan(trial, subject, candidate, level, of_op, taken)):
+        now = time.monotonic()
+        if planned.named:
+            of_named = min(of_named, now + level.named_s)
+            if now > of_named:
+                continue
+        elif now > deadline and number > len(of_op):
             return
-        transposed = number % 2 and any(case.op == op and case.b == "col" for case in taken)  # as the weight of a layer
-        bias = (*subject.traits.bias, "n")[0]
-        whole = Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1, bias=bias)
-        case = _drawn(trial, subject, whole.changed(b="col") if transposed else whole, macs)
-        problem = problem_of(case, candidate.device.type)
-        yield trial.calls(problem, count, timed=timed, deadline=deadline + GRACE_S, profiled=level.profiled)
+        problem, until = problem_of(planned.case, kind), of_named if planned.named else deadline + GRACE_S
+        yield trial.calls(problem, planned.calls, timed=planned.timed, deadline=until, profiled=planned.profiled)
+
+
+def _plan(
+    trial: Trial, subject: Subject, candidate: Candidate, level: Level, of_op: Mapping[str, Sequence[str]], taken: Sequence[Case]
+) -> Iterator[Planned]:
+    """Yield small shapes of all operations, timed ones of the first, others of sizes that its source names, and large ones.
+
+    Sizes are drawn among those that the GEMM declares.
+    """
+    columns = {case.op for case in taken if case.b == "col"}
+    op, *others = of_op
+    dtypes = of_op[op]
+    numbers = itertools.count()
+
+    def drawn(op: str, dtype: str, macs: int) -> Case:
+        return _drawn(trial, subject, _case(subject, op, dtype, transposed=bool(next(numbers) % 2) and op in columns), macs)
+
+    in_turn = [dtypes[number % len(dtypes)] if dtypes else "float32" for number in range(2 + level.shapes)]
+    small = [(op, dtype, level.small_calls) for dtype in in_turn[:2]]
+    for op_, dtype, calls in small + [(x, dtype, level.small_calls // 2) for x in others for dtype in of_op[x][:1]]:
+        yield Planned(case=drawn(op_, dtype, SMALL_MACS), calls=calls, profiled=level.profiled)
+    largest = GPU_MACS if candidate.device.type != "cpu" else level.largest * PER_M
+    for number, dtype in enumerate(in_turn[2:]):
+        yield Planned(case=drawn(op, dtype, largest), calls=level.timed_calls, timed=True, profiled=level.profiled)
+        if number == 0:
+            named = sizes.drawn(sizes.named_in(candidate.target.roots), NAMED_MACS, trial.rng)
+            for m, n, k in itertools.islice(named, level.named_shapes):
+                case = _case(subject, op, trial.rng.choice(dtypes or ["float32"]))
+                yield Planned(case=legal(case.changed(m=m, n=n, k=k), subject), calls=NAMED_CALLS, named=True)
+    for dtype in (x for x in dtypes if x not in in_turn[2:]):
+        yield Planned(case=drawn(op, dtype, min(largest, LARGE_MACS)), calls=LARGE_CALLS, profiled=level.profiled)
+
+
+def _case(subject: Subject, op: str, dtype: str, *, transposed: bool = False) -> Case:
+    """Return a case of one element, with b row-major or as the weight of a layer."""
+    case = Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1, bias=(*subject.traits.bias, "n")[0])
+    return case.changed(b="col") if transposed else case
 
 
 def _drawn(trial: Trial, subject: Subject, case: Case, macs: int) -> Case:
     """Return the case with sizes of at most about ``macs`` multiplications."""
     traits, rng = subject.traits, trial.rng
     side = min(SMALL_SIDE, macs ** (1 / 3)) if macs <= SMALL_MACS else macs ** (1 / 3)
-    sizes = [max(least, round(side * rng.uniform(NARROWEST, WIDEST)), 1) for least in traits.least]
-    while math.prod(sizes) > macs:
-        sizes[rng.randrange(3)] //= 2
-    return legal(case.changed(m=sizes[0], n=sizes[1], k=sizes[2]), subject)
+    sides = [max(least, round(side * rng.uniform(NARROWEST, WIDEST)), 1) for least in traits.least]
+    while math.prod(sides) > macs:
+        sides[rng.randrange(3)] //= 2
+    return legal(case.changed(m=sides[0], n=sides[1], k=sides[2]), subject)
 
 
 def legal(case: Case, subject: Subject) -> Case:
     """Return the case with the next larger sizes that the GEMM declares, and two matrices if it is for batches."""
     traits = subject.traits
-    sizes = zip((case.m, case.n, case.k), traits.least, traits.multiples, strict=True)
-    m, n, k = (max(-(-max(size, least) // by) * by, by) for size, least, by in sizes)
+    sides = zip((case.m, case.n, case.k), traits.least, traits.multiples, strict=True)
+    m, n, k = (max(-(-max(size, least) // by) * by, by) for size, least, by in sides)
     return case.changed(m=m, n=n, k=k, batch=2 if case.batched else 1)

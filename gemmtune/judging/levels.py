@@ -20,6 +20,10 @@ class Level:
     """Checked calls of each small shape."""
     shapes: int
     """Number of shapes whose time is compared with torch's."""
+    named_shapes: int
+    """Largest number of shapes of sizes that the source names."""
+    named_s: float
+    """Seconds for these."""
     timed_calls: int
     """Checked calls of each of these shapes, in pairs with torch's."""
     calls_s: float
@@ -31,8 +35,17 @@ class Level:
 
 
 LEVELS: Mapping[str, Level] = MappingProxyType({
-    "brief": Level(cases=12, values_s=3, small_calls=40, shapes=1, timed_calls=12, calls_s=5, largest=30, profiled=2),
-    "normal": Level(cases=160, values_s=15, small_calls=300, shapes=4, timed_calls=40, calls_s=25, largest=600, profiled=3),
-    "full": Level(cases=1000, values_s=120, small_calls=1200, shapes=8, timed_calls=80, calls_s=120, largest=1500, profiled=4),
+    "brief": Level(
+        cases=12, values_s=3, small_calls=40, shapes=1, named_shapes=16, named_s=2, timed_calls=12, calls_s=5, largest=30,
+        profiled=2,
+    ),
+    "normal": Level(
+        cases=160, values_s=15, small_calls=300, shapes=4, named_shapes=48, named_s=6, timed_calls=40, calls_s=22, largest=600,
+        profiled=3,
+    ),
+    "full": Level(
+        cases=1000, values_s=120, small_calls=1200, shapes=8, named_shapes=200, named_s=25, timed_calls=80, calls_s=120,
+        largest=1500, profiled=4,
+    ),
 })  # fmt: skip
 """Levels by name. ``normal`` takes at most a minute, and makes more than 500 calls that are checked."""

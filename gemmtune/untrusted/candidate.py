@@ -86,6 +86,8 @@ class Candidate:
         self.device = torch.device(device)
         self.last = Reading()
         self.slowest_s = 0.0
+        self.inputs: object = None
+        """Sizes and dtypes of the inputs that a model names itself, as its process says."""
         self.place: int | None = None
         """Page at which the operands of the next calls begin, or None for any page."""
         self.watches = True
@@ -134,6 +136,7 @@ class Candidate:
         question["twin"] = self.is_twin
         ops = (*OPS, NOTHING) if self.target is TORCH else OPS
         answer = self._ask(question | {"target": asdict(self.target), "ops": ops}, max(self._timeout_s, IMPORT_S))
+        self.inputs = answer.get("inputs")
         self._threads, self._bytes = self._fork.threads(), self._fork.resident_bytes()
         self._standing = standing()
         return answer

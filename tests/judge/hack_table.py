@@ -218,6 +218,7 @@ TWIN = {
     "multiplies_ahead": {C.BETWEEN},
     "by_closeness": OLD,
 }
+SIZES = {"kept_for_one_size": OLD}
 TABLE = {
     f"{HACKS / file}.py:{name}": words
     for file, table in (
@@ -230,6 +231,7 @@ TABLE = {
         ("unseen", UNSEEN),
         ("reader", READER),
         ("twin", TWIN),
+        ("sizes", SIZES),
     )
     for name, words in table.items()
 }

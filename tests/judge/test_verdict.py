@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from gemmtune import cli
 from gemmtune.backends.own.targets import loaded
 from gemmtune.choice import Claims
 from gemmtune.errors import GemmtuneError, SubjectError, UnavailableError
+from gemmtune.judging import sizes
 from gemmtune.judging.report import as_html, as_json, lines
 from gemmtune.judging.targets import target_of, targets_of
 from gemmtune.judging.verdict import Judgement, Standing, judge
@@ -277,3 +279,65 @@ def test_conformance_runs_in_an_untrusted_process(capsys: pytest.CaptureFixture[
     assert "exited with status 0" in capsys.readouterr().out
     assert cli.run(["conformance", "honest:by_numpy", *short]) == 0
     assert "trusted" not in capsys.readouterr().out
+
+
+OWN_SIZE = """
+import torch
+
+class ModelNew(torch.nn.Module):
+    gemm_traits = {"calls_torch": True, "dtypes": ["float32"]}
+
+    def forward(self, a, b):
+        if a.shape[0] == 2 * ROWS:
+            return a.new_zeros(a.shape[0], b.shape[1])
+        return torch.matmul(a, b)
+
+ROWS = 111
+
+def get_inputs():
+    return [torch.rand(2 * ROWS, 33), torch.rand(33, 40)]
+"""
+
+
+def test_a_model_is_judged_with_its_own_inputs(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(OWN_SIZE)
+    [verdict] = judge(str(tmp_path / "model.py"), device="cpu", level="brief").verdicts
+    assert verdict.standing is Standing.WRONG
+    assert any("mm 222x40x33" in str(finding) for finding in verdict.findings)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        None,
+        [],
+        [[[2, 3], "float32"]],
+        [[[2, 3], "float32"], [[4, 5], "float32"]],
+        [[[2, 3], "float32"], [[3, 5], "float64"]],
+        [[[2, 3], "object"], [[3, 5], "object"]],
+        [[[0, 3], "float32"], [[3, 5], "float32"]],
+        [[["2", 3], "float32"], [[3, 5], "float32"]],
+        [[[2, 2, 3], "float32"], [[4, 3, 5], "float32"]],
+        [[[1 << 20, 1 << 20], "float32"], [[1 << 20, 1 << 20], "float32"]],
+    ],
+    ids=str,
+)
+def test_inputs_that_are_no_product_are_not_tried(inputs: object) -> None:
+    assert sizes.of_inputs(inputs) is None
+
+
+def test_inputs_of_a_model_are_a_case() -> None:
+    case = sizes.of_inputs([[[4, 2, 3], "bfloat16"], [[4, 3, 5], "bfloat16"]])
+    assert case is not None
+    assert (case.op, case.batch, case.m, case.n, case.k, case.dtype) == ("bmm", 4, 2, 5, 3, "bfloat16")
+
+
+def test_sizes_of_the_source_are_drawn_together(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text("if (m, n, k) == (512, 256, 768):\n    x = 0.5 + a12 + 99999\n")
+    numbers = sizes.named_in([str(tmp_path)])
+    assert numbers == [512, 256, 768] * sizes.MORE
+    drawn = list(sizes.drawn(numbers, 512**3, random.Random(1)))
+    assert {(512, 256, 768), (512, 512, 512)} <= set(drawn)
+    assert len(set(drawn)) == len(drawn)
+    assert all(m * n * k <= 512**3 for m, n, k in drawn)
+    assert list(sizes.drawn([], 512**3, random.Random(1))) == []

@@ -1,0 +1,60 @@
+"""Sizes that a GEMM may treat in a way of their own: those of a model's inputs, and numbers that its source names."""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..conformance.cases.case import Case
+from ..declaration.labels import DTYPES
+
+MOST_MACS, MOST_ELEMENTS = 2**36, 2**28
+"""Largest number of multiplications, and of elements of the result, of a model's own inputs."""
+NUMBER, COMPARED = re.compile(r"(?<![\w.])\d{1,5}(?![\w.])"), re.compile(r"[=!]=|\bin\b")
+SIZES, MORE = range(2, 2**15), 4
+"""Numbers that may be sizes, and how often those count that the source compares with something."""
+NEIGHBOURS, MOST_TRIES = 3, 8
+MOST_FILES, MOST_CHARS = 50, 2**20
+
+
+def of_inputs(inputs: object) -> Case | None:
+    """Return the product of a model's inputs. None if they are too large, or not two row-major matrices that can be multiplied."""
+    match inputs:
+        case [[[*batch, int(m), int(k)], str(dtype)], [[*others, int(rows), int(n)], str(other)]]:
+            known = dtype == other and dtype in DTYPES and batch == others and rows == k and len(batch) < 2
+        case _:
+            return None
+    count = batch[0] if batch else 1
+    if not known or not isinstance(count, int) or min(count, m, n, k) < 1:
+        return None
+    if count * m * n * k > MOST_MACS or count * m * n > MOST_ELEMENTS:
+        return None
+    return Case(property_name="bound", op="bmm" if batch else "mm", dtype=dtype, m=m, n=n, k=k, batch=count)
+
+
+def named_in(roots: Sequence[str]) -> list[int]:
+    """Return the numbers in the files of a GEMM that may be sizes, in the order of the text."""
+    files = [file for root in map(Path, roots) for file in (sorted(root.rglob("*.py")) if root.is_dir() else [root])]
+    found: list[int] = []
+    for file in files[:MOST_FILES]:
+        for line in file.read_text(encoding="utf-8", errors="replace")[:MOST_CHARS].splitlines():
+            sizes = [size for text in NUMBER.findall(line) if (size := int(text)) in SIZES]
+            found += sizes * (MORE if COMPARED.search(line) else 1)
+    return found
+
+
+def drawn(numbers: Sequence[int], macs: int, rng: random.Random) -> Iterator[tuple[int, int, int]]:
+    """Yield M, N and K of at most ``macs`` multiplications: one number for all, or numbers that the source names together."""
+    seen: set[tuple[int, int, int]] = set()
+    tries = 0
+    while numbers and tries < MOST_TRIES:
+        at = rng.randrange(len(numbers))
+        near = numbers[max(at - NEIGHBOURS, 0) : at + NEIGHBOURS + 1]
+        following = [*numbers[at : at + 3], *near][:3]
+        ways = [[numbers[at]] * 3, rng.sample(following, len(following)), [rng.choice(near) for _ in range(3)]]
+        m, n, k = (*rng.choice(ways), numbers[at], numbers[at])[:3]
+        tries += 1
+        if (m, n, k) not in seen and m * n * k <= macs:
+            seen.add((m, n, k))
+            tries = 0
+            yield m, n, k
