@@ -62,13 +62,12 @@ def timed_calls(
     of_op = {op: dtypes for op, dtypes in of_op.items() if dtypes} or dict.fromkeys(ops[:1], ())
     if not of_op:
         return
-    begun, kind = time.monotonic(), candidate.device.type
-    deadline = begun + level.calls_s
-    own = sizes.of_inputs(candidate.inputs)
+    kind = candidate.device.type
+    own = sizes.of_inputs(candidate.inputs, kind)
     if own is not None and own.op in of_op:
-        until = begun + level.calls_s / 2 + GRACE_S
+        until = time.monotonic() + level.calls_s / 2
         yield trial.calls(problem_of(own, kind), level.timed_calls, timed=True, deadline=until, profiled=level.profiled)
-    of_named = math.inf
+    deadline, of_named = time.monotonic() + level.calls_s, math.inf
     for number, planned in enumerate(_plan(trial, subject, candidate, level, of_op, taken)):
         now = time.monotonic()
         if planned.named:

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..conformance.cases.case import Case
 from ..declaration.labels import DTYPES
 
-MOST_MACS, MOST_ELEMENTS = 2**36, 2**28
+MOST_MACS, MOST_ON_CPU, MOST_ON_GPU = 2**36, 2**26, 2**28
 """Largest number of multiplications, and of elements of the result, of a model's own inputs."""
 NUMBER, COMPARED = re.compile(r"(?<![\w.])\d{1,5}(?![\w.])"), re.compile(r"[=!]=|\bin\b")
 SIZES, MORE = range(2, 2**15), 4
@@ -17,7 +17,7 @@ NEIGHBOURS, MOST_TRIES = 3, 8
 MOST_FILES, MOST_CHARS = 50, 2**20
 
 
-def of_inputs(inputs: object) -> Case | None:
+def of_inputs(inputs: object, device_type: str) -> Case | None:
     """Return the product of a model's inputs. None if they are too large, or not two row-major matrices that can be multiplied."""
     match inputs:
         case [[[*batch, int(m), int(k)], str(dtype)], [[*others, int(rows), int(n)], str(other)]]:
@@ -27,7 +27,7 @@ def of_inputs(inputs: object) -> Case | None:
     count = batch[0] if batch else 1
     if not known or not isinstance(count, int) or min(count, m, n, k) < 1:
         return None
-    if count * m * n * k > MOST_MACS or count * m * n > MOST_ELEMENTS:
+    if count * m * n * k > MOST_MACS or count * m * n > (MOST_ON_CPU if device_type == "cpu" else MOST_ON_GPU):
         return None
     return Case(property_name="bound", op="bmm" if batch else "mm", dtype=dtype, m=m, n=n, k=k, batch=count)
 

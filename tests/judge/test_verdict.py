@@ -323,12 +323,13 @@ def test_a_model_is_judged_with_its_own_inputs(tmp_path: Path) -> None:
     ids=str,
 )
 def test_inputs_that_are_no_product_are_not_tried(inputs: object) -> None:
-    assert sizes.of_inputs(inputs) is None
+    assert sizes.of_inputs(inputs, "cuda") is None
 
 
 def test_inputs_of_a_model_are_a_case() -> None:
-    case = sizes.of_inputs([[[4, 2, 3], "bfloat16"], [[4, 3, 5], "bfloat16"]])
+    case = sizes.of_inputs([[[4, 2, 3], "bfloat16"], [[4, 3, 5], "bfloat16"]], "cpu")
     assert case is not None
+    assert sizes.of_inputs([[[9000, 8], "float32"], [[8, 9000], "float32"]], "cpu") is None, "the result is too large for a CPU"
     assert (case.op, case.batch, case.m, case.n, case.k, case.dtype) == ("bmm", 4, 2, 5, 3, "bfloat16")
 
 
