@@ -144,10 +144,12 @@ def clock_s(pid: int) -> float:
 
 
 def started_by(pid: int) -> list[int]:
-    """Return the living descendants of a process, without a look at all others."""
+    """Return the living descendants of a process, where the kernel tells them without a look at all others."""
+    if not (PROC / "thread-self" / "children").exists():
+        return [each for each in tree(pid) if each != pid]
     found = [pid]
     for each in found:
         with contextlib.suppress(OSError, ValueError):
             for thread in (PROC / str(each) / "task").iterdir():
-                found += map(int, (thread / "children").read_text().split())
+                found += map(int, (thread / "children").read_text(encoding="ascii").split())
     return found[1:]

@@ -349,7 +349,7 @@ def test_public_models_are_those_of_transformers_and_stepped(script):
         wide, own = (scenario.step(model, cpu, dtype) for dtype in (torch.float32, torch.bfloat16))
         assert wide.shape == (3, 1, 256)
         assert (own - wide).abs().max() <= 0.1 * wide.abs().max()
-        prepared = ways.prepare("eager", model, scenario, cpu, None)
+        prepared = ways.prepare("eager", model, scenario, cpu, None, None)
         rows_of_embedding = 0 if config["tie_word_embeddings"] else 256 * 64 * 2
         assert prepared.weights_bytes - prepared.read_bytes == rows_of_embedding
         assert not prepared.copied
