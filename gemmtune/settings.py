@@ -258,9 +258,7 @@ def from_environment() -> Settings:
         with kinds.blamed_on(f"{table.source}: {field}", field):
             settings = _replace(settings, {field: kinds.from_toml(value, _HINTS[field], table.folder)})
         _named[field] = str(table.path)
-    for variable, text in os.environ.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX):
-            continue
+    for variable, text in ((name, value) for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)):
         field = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         if field not in _HINTS:
             known = ", ".join(ENVIRONMENT_PREFIX + name.upper() for name in _HINTS)

@@ -14,6 +14,7 @@ from gemmtune.numerics.grouped import GroupedExpectation, awkward_ends, grouped_
 from gemmtune.numerics.reference import Region
 from gemmtune.problem import Problem
 from gemmtune.problem.grouped_compositions import grouped_by_torch, spans
+from gemmtune.problem.rows import with_groups
 
 F32, F64 = torch.float32, torch.float64
 ROWS = Problem.grouped_mm(16, 6, 5, groups=4, dtype=F32, device_type="cpu")
@@ -165,3 +166,16 @@ def test_samples_are_of_their_rows_and_columns(problem: Problem) -> None:
         value, magnitude = find(problem, whole.operands, pieces, region)
         torch.testing.assert_close(value, region.of(whole.values[0]))
         torch.testing.assert_close(magnitude, region.of(whole.magnitudes[0]), equal_nan=True)
+
+
+def test_numbers_of_8_bits_that_are_not_finite_count_as_zero() -> None:
+    x = torch.tensor([1.5, math.inf, -math.inf, math.nan]).to(torch.float8_e5m2)
+    found = grouped_expectation._finite(x)
+    assert found.dtype == torch.float8_e5m2
+    assert found.float().tolist() == [1.5, 0.0, 0.0, 0.0]
+
+
+def test_fewer_groups_have_fewer_matrices_and_ends() -> None:
+    fewer = with_groups(ROWS, 2)
+    assert fewer.offs is not None
+    assert (fewer.b.size, fewer.offs.size, fewer.a, fewer.scale_b) == ((2, 5, 6), (2,), ROWS.a, None)

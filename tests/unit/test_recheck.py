@@ -25,6 +25,7 @@ from gemmtune.selector.offers import offers_for
 from gemmtune.selector.recheck import AFTER
 from gemmtune.selector.session import Session
 from gemmtune.settings import Settings
+from gemmtune.timing.overwritten import Overwritten
 from gemmtune.timing.timer import Timer
 
 DEVICE = detect("cpu")
@@ -160,6 +161,17 @@ def test_a_packed_form_of_another_size_is_checked_in_new_memory() -> None:
     other = Timer(Problem.mm(64, 49, 32, dtype=torch.float32, device_type="cpu"), DEVICE, "graph")
     with timer.overwritten(other._sets[0]) as live:
         assert not live.holds(fake("multiply"))
+
+
+def test_a_choice_that_does_not_fit_the_memory_of_its_timing_is_judged_in_new_memory(
+    own_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Overwritten, "holds", lambda *_: False)
+    monkeypatch.setitem(fake_choices.RUNS, "right_for_60", DISHONEST["right_for_60"]())
+    choices: list[Choice] = [fake(run, run=run) for run in ("multiply", "right_for_60")]
+    with settings.patch(search="quick") as chosen, Session(PROBLEM, DEVICE, chosen) as session:
+        session.rank(choices, 0.01)
+        assert list(session.recheck(choices)) == ["fake:right_for_60"]
 
 
 @pytest.mark.turn(1, 2)

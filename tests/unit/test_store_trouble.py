@@ -16,6 +16,7 @@ from gemmtune.errors import StoreError
 from gemmtune.settings import Settings
 from gemmtune.store import storefile
 from gemmtune.store.database import Database
+from gemmtune.store.health import set_aside
 from gemmtune.store.row import Ranged
 from gemmtune.store.store import Store, open_store
 
@@ -66,6 +67,18 @@ def test_a_file_that_is_no_database_by_its_name_is_left_alone(tmp_path: Path) ->
     store.put([row()])
     assert hashes(store) == {"hash0"}
     assert path.read_text() == "My thesis. " * 400
+
+
+def test_a_file_that_cannot_be_read_is_not_set_aside(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(path)
+
+    def fails(_database: Database) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("gemmtune.store.health.check", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        set_aside(Database(path))
+    assert path.exists()
 
 
 def test_an_empty_file_becomes_a_store(path: Path) -> None:
