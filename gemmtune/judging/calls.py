@@ -25,7 +25,7 @@ LARGE_MACS, LARGE_CALLS = 2**22, 3
 """Size and number of the calls with each dtype of which no shape is timed."""
 GPU_MACS = 2**36
 NAMED_MACS, NAMED_CALLS = 2**31, 2
-"""Size and number of the calls of sizes that the source names."""
+"""Size and number of the calls of usual sizes, and of those that the source names."""
 NARROWEST, WIDEST = 0.5, 1.6
 """Range of a side, in multiples of that of a cube."""
 PER_M = 10**6
@@ -45,7 +45,7 @@ class Planned:
     timed: bool = False
     profiled: int = 0
     named: bool = False
-    """True for sizes that the source names, whose calls have a time of their own."""
+    """True for usual sizes and those that the source names, whose calls have a time of their own."""
 
 
 def timed_calls(
@@ -104,7 +104,8 @@ def _plan(
         yield Planned(case=drawn(op, dtype, largest), calls=level.timed_calls, timed=True, profiled=level.profiled)
         if number == 0:
             named = sizes.drawn(sizes.named_in(candidate.target.roots), NAMED_MACS, trial.rng)
-            for m, n, k in itertools.islice(named, level.named_shapes):
+            usual = sizes.usual(NAMED_MACS, trial.rng)
+            for m, n, k in itertools.islice(itertools.chain(usual, named), level.named_shapes):
                 case = _case(subject, op, trial.rng.choice(dtypes or ["float32"]))
                 yield Planned(case=legal(case.changed(m=m, n=n, k=k), subject), calls=NAMED_CALLS, named=True)
     for dtype in (x for x in dtypes if x not in in_turn[2:]):

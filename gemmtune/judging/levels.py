@@ -21,7 +21,7 @@ class Level:
     shapes: int
     """Number of shapes whose time is compared with torch's."""
     named_shapes: int
-    """Largest number of shapes of sizes that the source names."""
+    """Largest number of shapes of usual sizes, and of those that the source names."""
     named_s: float
     """Seconds for these."""
     timed_calls: int

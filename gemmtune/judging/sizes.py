@@ -1,4 +1,4 @@
-"""Sizes that a GEMM may treat in a way of their own: those of a model's inputs, and numbers that its source names."""
+"""Sizes that a GEMM may treat in a way of their own: a model's inputs, numbers that its source names, sizes of benchmarks."""
 
 import random
 import re
@@ -10,7 +10,11 @@ from ..declaration.labels import DTYPES
 
 MOST_MACS, MOST_ON_CPU, MOST_ON_GPU = 2**36, 2**26, 2**28
 """Largest number of multiplications, and of elements of the result, of a model's own inputs."""
-NUMBER, COMPARED = re.compile(r"(?<![\w.])\d{1,5}(?![\w.])"), re.compile(r"[=!]=|\bin\b")
+NUMBER, COMPARED = (
+    re.compile(r"(?<![\w.])(?:(?:1 ?<<|2 ?\*\*) ?)?\d{1,5}(?![\w.])"),
+    re.compile(r"[=!<>]=|%|\bin\b|(?<!<)<(?!<)|(?<![->])>(?!>)"),
+)
+"""Numbers, powers of two among them, and lines that compare something."""
 SIZES, MORE = range(2, 2**15), 4
 """Numbers that may be sizes, and how often those count that the source compares with something."""
 NEIGHBOURS, MOST_TRIES = 3, 8
@@ -38,9 +42,25 @@ def named_in(roots: Sequence[str]) -> list[int]:
     found: list[int] = []
     for file in files[:MOST_FILES]:
         for line in file.read_text(encoding="utf-8", errors="replace")[:MOST_CHARS].splitlines():
-            sizes = [size for text in NUMBER.findall(line) if (size := int(text)) in SIZES]
+            sizes = [size for text in NUMBER.findall(line) if (size := _value(text)) in SIZES]
             found += sizes * (MORE if COMPARED.search(line) else 1)
     return found
+
+
+def _value(text: str) -> int:
+    """Return the value of a number, or of a power of two such as ``1 << 10``."""
+    exponent = re.split(r"<<|\*\*", text)
+    return int(text) if len(exponent) == 1 else 2 ** min(int(exponent[1]), 64)
+
+
+def usual(macs: int, rng: random.Random) -> Iterator[tuple[int, int, int]]:
+    """Yield sizes as benchmarks have them, of at most ``macs`` multiplications: squares, multiples of 256, few rows, large ones."""
+    side = rng.randint(700, 1300)
+    multiples = (256 * rng.randint(3, 5), 256 * rng.randint(3, 5), 256 * rng.randint(3, 5))
+    rows = (rng.randint(1, 4), rng.randint(1024, 3000), rng.randint(2048, 5000))
+    for m, n, k in ((1024, 1024, 1024), (side, side, side), multiples, rows, (2048, 1024, 1024)):
+        if m * n * k <= macs:
+            yield m, n, k
 
 
 def drawn(numbers: Sequence[int], macs: int, rng: random.Random) -> Iterator[tuple[int, int, int]]:
@@ -51,7 +71,8 @@ def drawn(numbers: Sequence[int], macs: int, rng: random.Random) -> Iterator[tup
         at = rng.randrange(len(numbers))
         near = numbers[max(at - NEIGHBOURS, 0) : at + NEIGHBOURS + 1]
         following = [*numbers[at : at + 3], *near][:3]
-        ways = [[numbers[at]] * 3, rng.sample(following, len(following)), [rng.choice(near) for _ in range(3)]]
+        around = numbers[at] + rng.choice((0, 0, 1, -1, numbers[at]))
+        ways = [[around] * 3, rng.sample(following, len(following)), [rng.choice(near) for _ in range(3)]]
         m, n, k = (*rng.choice(ways), numbers[at], numbers[at])[:3]
         tries += 1
         if (m, n, k) not in seen and m * n * k <= macs:

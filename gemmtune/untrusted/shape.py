@@ -15,8 +15,8 @@ from .conduct import Conduct
 
 SELDOM = 0.02
 """Share of wrong results below which a GEMM is right sometimes."""
-AT_ONCE = 0.7
-"""Work for repeated operands, as a share of that for new ones, below which they were not computed again."""
+AT_ONCE, SURELY = 0.7, 0.4
+"""Work for repeated operands, as a share of that for new ones, below which they were not computed again: in most shapes, or one."""
 LEAST_BITS, MOST_BITS = 5, 0.9
 """Number of timed results, and share of them, with the bits of torch's, that tell whose work they are."""
 LEAST_REPEATS = 5
@@ -104,6 +104,10 @@ def note_calls(candidate: Candidate, shapes: Sequence[Shape]) -> None:
         if sum(shape.follows) >= SURE:
             detail = f"{sum(shape.follows)} of {len(shape.follows)} results have the bits of torch's, also where these are others"
             candidate.note(Conduct.TORCH, f"{shape.problem}: {detail}")
-        if len(shape.repeats) >= LEAST_REPEATS and (share := _of_least(shape.repeats)) < AT_ONCE:
-            detail = f"{shape.problem}: equal operands at other addresses take {share:.0%} of the work of new ones"
-            candidate.note(Conduct.REUSED, detail)
+    shares = [(_of_least(shape.repeats), shape) for shape in shapes if len(shape.repeats) >= LEAST_REPEATS]
+    low = [share for share, _ in shares if share < AT_ONCE]
+    if low and (min(low) < SURELY or len(low) > max(1, len(shares) / 2)):  # one shape alone may have met other work on the machine
+        share, shape = min(shares, key=lambda x: x[0])
+        candidate.note(
+            Conduct.REUSED, f"{shape.problem}: equal operands at other addresses take {share:.0%} of the work of new ones"
+        )

@@ -116,6 +116,17 @@ def test_what_the_judge_adds_is_the_excess_over_torch_in_a_graph(monkeypatch: py
     assert trial._time_s(cast("Candidate", candidate)) == pytest.approx(19.75e-6)
 
 
+@pytest.mark.parametrize(
+    ("shares", "noted"),
+    [([0.67, 1.0, 1.0, 0.9], False), ([0.67], False), ([0.67, 0.6, 1.0], True), ([0.2, 1.0, 1.0], True)],
+    ids=str,
+)
+def test_one_shape_alone_accuses_nobody_of_a_memory(shares: list[float], noted: bool) -> None:
+    candidate = Candidate(TORCH)
+    note_calls(candidate, [Shape(problem=PROBLEM, calls=9, repeats=((1.0, share),) * 6) for share in shares])
+    assert [x.kind for x in candidate.findings] == [Conduct.REUSED] * noted
+
+
 def test_an_uncertain_addition_widens_the_interval() -> None:
     pairs = ((10e-6, 20e-6),) * 9
     sure, unsure = Shape(problem=PROBLEM, pairs=pairs), Shape(problem=PROBLEM, pairs=pairs, added_s=(5e-6, 1e-6))

@@ -342,3 +342,15 @@ def test_sizes_of_the_source_are_drawn_together(tmp_path: Path) -> None:
     assert len(set(drawn)) == len(drawn)
     assert all(m * n * k <= 512**3 for m, n, k in drawn)
     assert list(sizes.drawn([], 512**3, random.Random(1))) == []
+    (tmp_path / "kernel.py").write_text("side = 1 << 10\nother = 2 ** 9\nhuge = 1 << 99999\n")
+    assert sizes.named_in([str(tmp_path)]) == [1024, 512]
+
+
+def test_usual_sizes_are_squares_multiples_few_rows_and_large_ones() -> None:
+    found = list(sizes.usual(2**31, random.Random(2)))
+    assert (1024, 1024, 1024) in found
+    assert sum(m == n == k for m, n, k in found) == 2
+    assert any(not (m % 256 or n % 256 or k % 256) and len({m, n, k}) > 1 for m, n, k in found)
+    assert any(m <= 4 for m, _, _ in found)
+    assert max(m * n * k for m, n, k in found) == 2**31
+    assert list(sizes.usual(1000, random.Random(2))) == []
