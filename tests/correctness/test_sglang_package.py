@@ -15,6 +15,7 @@ import pytest
 import sglang_stand_in as stand_in
 from extras import needs
 
+from gemmtune.integration import sglang as plugin
 from gemmtune.integration.sglang.points import DENSE, MIXED, SCALED, Points, find_points
 
 HERE = Path(__file__).parent
@@ -68,6 +69,11 @@ def ran(folder: Path, arguments: list[str], **changes: str) -> str:
     done = subprocess.run([sys.executable, *arguments], env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.splitlines()[-1]
+
+
+def test_the_distribution_declares_the_plugin() -> None:
+    [point] = [x for x in entry_points(group="sglang.srt.plugins") if x.name == "gemmtune"]
+    assert point.load() is plugin.register
 
 
 @needs("sglang")

@@ -21,7 +21,7 @@ HONEST_TARGETS = [
 QUICK_S = 4.0
 """Time limit of a call: the only hack that reaches it hangs."""
 SLOW_S = 60.0
-MANY = dataclasses.replace(LEVELS["normal"], cases=4, shapes=2, largest=100, profiled=0)
+MANY = dataclasses.replace(LEVELS["normal"], cases=4, shapes=2, named_shapes=0, largest=100, profiled=0)
 """As many calls of a shape as a normal judgement makes, with fewer cases and smaller shapes."""
 
 
