@@ -54,9 +54,10 @@ def timed_calls(
     rival: tuple[Subject, Candidate],
     level: Level,
     taken: Sequence[Case],
-    twin: Twin | None = None,
+    named: Sequence[int],
+    twin: Twin | None,
 ) -> Iterator[Shape]:
-    """Yield the calls of each shape. ``taken`` are the cases of the suite that the GEMM took."""
+    """Yield the calls of each shape. ``taken`` are the cases of the suite that the GEMM took, ``named`` numbers of its source."""
     ops, trial = timed_ops(subject), Trial(subject, candidate, rival, twin)
     of_op = {op: tuple(dict.fromkeys(case.dtype for case in taken if case.op == op)) for op in ops}
     of_op = {op: dtypes for op, dtypes in of_op.items() if dtypes} or dict.fromkeys(ops[:1], ())
@@ -68,7 +69,7 @@ def timed_calls(
         until = time.monotonic() + level.calls_s / 2
         yield trial.calls(problem_of(own, kind), level.timed_calls, timed=True, deadline=until, profiled=level.profiled)
     deadline, of_named = time.monotonic() + level.calls_s, math.inf
-    for number, planned in enumerate(_plan(trial, subject, candidate, level, of_op, taken)):
+    for number, planned in enumerate(_plan(trial, subject, level, of_op, taken, named, on_gpu=kind != "cpu")):
         now = time.monotonic()
         if planned.named:
             of_named = min(of_named, now + level.named_s)
@@ -81,7 +82,14 @@ def timed_calls(
 
 
 def _plan(
-    trial: Trial, subject: Subject, candidate: Candidate, level: Level, of_op: Mapping[str, Sequence[str]], taken: Sequence[Case]
+    trial: Trial,
+    subject: Subject,
+    level: Level,
+    of_op: Mapping[str, Sequence[str]],
+    taken: Sequence[Case],
+    named: Sequence[int],
+    *,
+    on_gpu: bool,
 ) -> Iterator[Planned]:
     """Yield small shapes of all operations, timed ones of the first, others of sizes that its source names, and large ones.
 
@@ -99,13 +107,12 @@ def _plan(
     small = [(op, dtype, level.small_calls) for dtype in in_turn[:2]]
     for op_, dtype, calls in small + [(x, dtype, level.small_calls // 2) for x in others for dtype in of_op[x][:1]]:
         yield Planned(case=drawn(op_, dtype, SMALL_MACS), calls=calls, profiled=level.profiled)
-    largest = GPU_MACS if candidate.device.type != "cpu" else level.largest * PER_M
+    largest = GPU_MACS if on_gpu else level.largest * PER_M
     for number, dtype in enumerate(in_turn[2:]):
         yield Planned(case=drawn(op, dtype, largest), calls=level.timed_calls, timed=True, profiled=level.profiled)
         if number == 0:
-            named = sizes.drawn(sizes.named_in(candidate.target.roots), NAMED_MACS, trial.rng)
-            usual = sizes.usual(NAMED_MACS, trial.rng)
-            for m, n, k in itertools.islice(itertools.chain(usual, named), level.named_shapes):
+            found = itertools.chain(sizes.usual(NAMED_MACS, trial.rng), sizes.drawn(named, NAMED_MACS, trial.rng))
+            for m, n, k in itertools.islice(found, level.named_shapes):
                 case = _case(subject, op, trial.rng.choice(dtypes or ["float32"]))
                 yield Planned(case=legal(case.changed(m=m, n=n, k=k), subject), calls=NAMED_CALLS, named=True)
     for dtype in (x for x in dtypes if x not in in_turn[2:]):

@@ -10,11 +10,10 @@ from ..declaration.labels import DTYPES
 
 MOST_MACS, MOST_ON_CPU, MOST_ON_GPU = 2**36, 2**26, 2**28
 """Largest number of multiplications, and of elements of the result, of a model's own inputs."""
-NUMBER, COMPARED = (
-    re.compile(r"(?<![\w.])(?:(?:1 ?<<|2 ?\*\*) ?)?\d{1,5}(?![\w.])"),
-    re.compile(r"[=!<>]=|%|\bin\b|(?<!<)<(?!<)|(?<![->])>(?!>)"),
-)
-"""Numbers, powers of two among them, and lines that compare something."""
+NUMBER = re.compile(r"(?<![\w.])(?:(?:1 ?<<|2 ?\*\*) ?)?\d{1,5}(?![\w.])")
+"""Numbers, powers of two among them."""
+COMPARED = re.compile(r"[=!<>]=|%|\bin\b|(?<!<)<(?!<)|(?<![->])>(?!>)")
+"""Lines that compare something."""
 SIZES, MORE = range(2, 2**15), 4
 """Numbers that may be sizes, and how often those count that the source compares with something."""
 NEIGHBOURS, MOST_TRIES = 3, 8
@@ -37,14 +36,28 @@ def of_inputs(inputs: object, device_type: str) -> Case | None:
 
 
 def named_in(roots: Sequence[str]) -> list[int]:
-    """Return the numbers in the files of a GEMM that may be sizes, in the order of the text."""
+    """Return the numbers in the files of a GEMM that may be sizes, in the order of the text.
+
+    It is called before the GEMM is imported, which could replace its files by others that never end.
+    """
     files = [file for root in map(Path, roots) for file in (sorted(root.rglob("*.py")) if root.is_dir() else [root])]
     found: list[int] = []
     for file in files[:MOST_FILES]:
-        for line in file.read_text(encoding="utf-8", errors="replace")[:MOST_CHARS].splitlines():
+        for line in _text(file).splitlines():
             sizes = [size for text in NUMBER.findall(line) if (size := _value(text)) in SIZES]
             found += sizes * (MORE if COMPARED.search(line) else 1)
     return found
+
+
+def _text(file: Path) -> str:
+    """Return the begin of a file. "" if it cannot be read: the import of the GEMM will say so."""
+    if not file.is_file():
+        return ""
+    try:
+        with file.open(encoding="utf-8", errors="replace") as source:
+            return source.read(MOST_CHARS)
+    except OSError:
+        return ""
 
 
 def _value(text: str) -> int:

@@ -31,6 +31,7 @@ from ..untrusted.target import Target
 from ..untrusted.twin import Twin, tells
 from .calls import timed_calls
 from .levels import LEVELS, MOST_CALL_S, Level
+from .sizes import named_in
 from .speed import Speed, judge_speed
 from .targets import compiled, targets_of
 
@@ -218,9 +219,10 @@ def _judged(target: Target | SubjectError, options: _Options) -> Verdict:
         target = compiled(target)
     except (CompileError, SubjectError) as error:
         return dataclasses.replace(verdict, reason=str(error), seconds=time.perf_counter() - begun)
+    named = named_in(target.roots)
     candidate = Candidate(target, options.device, sandbox=options.sandbox, timeout_s=options.timeout_s)
     try:
-        verdict = _examined(verdict, candidate, options)
+        verdict = _examined(verdict, candidate, options, named)
     except (CompileError, GemmtuneError) as error:
         verdict = dataclasses.replace(verdict, reason=str(error))
     finally:
@@ -228,7 +230,7 @@ def _judged(target: Target | SubjectError, options: _Options) -> Verdict:
     return dataclasses.replace(verdict, findings=candidate.findings, seconds=time.perf_counter() - begun)
 
 
-def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verdict:
+def _examined(verdict: Verdict, candidate: Candidate, options: _Options, named: Sequence[int]) -> Verdict:
     """Return the verdict with values, calls and speed. The conduct is the candidate's."""
     level = options.level
     subject = subject_of(candidate, options.declared)
@@ -245,7 +247,8 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options) -> Verd
     alone = subject.traits.calls_torch or options.device != "cpu" or not tells()
     twin = None if alone else Twin(candidate, options.declared, sandbox=options.sandbox, timeout_s=options.timeout_s)
     try:
-        shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, [x.case for x in values.executed], twin))
+        taken = [x.case for x in values.executed]
+        shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, taken, named, twin))
     finally:
         if twin is not None:
             twin.close()

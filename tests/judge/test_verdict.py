@@ -344,6 +344,7 @@ def test_sizes_of_the_source_are_drawn_together(tmp_path: Path) -> None:
     assert list(sizes.drawn([], 512**3, random.Random(1))) == []
     (tmp_path / "kernel.py").write_text("side = 1 << 10\nother = 2 ** 9\nhuge = 1 << 99999\n")
     assert sizes.named_in([str(tmp_path)]) == [1024, 512]
+    assert sizes.named_in([str(tmp_path / "absent.py"), "/dev/zero"]) == [], "neither is a file"
 
 
 def test_usual_sizes_are_squares_multiples_few_rows_and_large_ones() -> None:
