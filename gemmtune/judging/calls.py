@@ -111,8 +111,9 @@ def _plan(
     for number, dtype in enumerate(in_turn[2:]):
         yield Planned(case=drawn(op, dtype, largest), calls=level.timed_calls, timed=True, profiled=level.profiled)
         if number == 0:
-            found = itertools.chain(sizes.usual(NAMED_MACS, trial.rng), sizes.drawn(named, NAMED_MACS, trial.rng))
-            for m, n, k in itertools.islice(found, level.named_shapes):
+            pairs = itertools.zip_longest(sizes.drawn(named, NAMED_MACS, trial.rng), sizes.usual(NAMED_MACS, trial.rng))
+            in_turns = (sides for pair in pairs for sides in pair if sides is not None)
+            for m, n, k in itertools.islice(in_turns, level.named_shapes):
                 case = _case(subject, op, trial.rng.choice(dtypes or ["float32"]))
                 yield Planned(case=legal(case.changed(m=m, n=n, k=k), subject), calls=NAMED_CALLS, named=True)
     for dtype in (x for x in dtypes if x not in in_turn[2:]):

@@ -36,7 +36,7 @@ class Level:
 
 LEVELS: Mapping[str, Level] = MappingProxyType({
     "brief": Level(
-        cases=12, values_s=3, small_calls=40, shapes=1, named_shapes=16, named_s=1, timed_calls=12, calls_s=5, largest=30,
+        cases=12, values_s=3, small_calls=40, shapes=1, named_shapes=16, named_s=2, timed_calls=12, calls_s=5, largest=30,
         profiled=2,
     ),
     "normal": Level(

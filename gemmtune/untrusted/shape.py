@@ -15,8 +15,11 @@ from .conduct import Conduct
 
 SELDOM = 0.02
 """Share of wrong results below which a GEMM is right sometimes."""
-AT_ONCE, SURELY = 0.7, 0.4
-"""Work for repeated operands, as a share of that for new ones, below which they were not computed again: in most shapes, or one."""
+AT_ONCE, LESS, OFTEN = 0.7, 0.85, 0.75
+"""Least work for repeated operands, as a share of that for new ones, below which they were not computed again.
+
+The work must also be ``LESS`` in so many of the repetitions: one of them may have met less other work on the machine.
+"""
 LEAST_BITS, MOST_BITS = 5, 0.9
 """Number of timed results, and share of them, with the bits of torch's, that tell whose work they are."""
 LEAST_REPEATS = 5
@@ -81,6 +84,11 @@ def _of_least(repeats: Sequence[tuple[float, float]]) -> float:
     return min(again_s for _, again_s in repeats) / min(new_s for new_s, _ in repeats)
 
 
+def _is_from_memory(repeats: Sequence[tuple[float, float]]) -> bool:
+    """Return True if repeated operands take far less work than new ones, and not by luck."""
+    return _of_least(repeats) < AT_ONCE and sum(again_s < LESS * new_s for new_s, again_s in repeats) >= OFTEN * len(repeats)
+
+
 def note_calls(candidate: Candidate, shapes: Sequence[Shape]) -> None:
     """Note the conduct that the calls of all shapes show."""
     calls, wrong = sum(shape.calls for shape in shapes), [(shape, *found) for shape in shapes for found in shape.wrong]
@@ -104,10 +112,8 @@ def note_calls(candidate: Candidate, shapes: Sequence[Shape]) -> None:
         if sum(shape.follows) >= SURE:
             detail = f"{sum(shape.follows)} of {len(shape.follows)} results have the bits of torch's, also where these are others"
             candidate.note(Conduct.TORCH, f"{shape.problem}: {detail}")
-    shares = [(_of_least(shape.repeats), shape) for shape in shapes if len(shape.repeats) >= LEAST_REPEATS]
-    low = [share for share, _ in shares if share < AT_ONCE]
-    if low and (min(low) < SURELY or len(low) > max(1, len(shares) / 2)):  # one shape alone may have met other work on the machine
-        share, shape = min(shares, key=lambda x: x[0])
-        candidate.note(
-            Conduct.REUSED, f"{shape.problem}: equal operands at other addresses take {share:.0%} of the work of new ones"
-        )
+        if len(shape.repeats) >= LEAST_REPEATS and _is_from_memory(shape.repeats):
+            detail = (
+                f"{shape.problem}: equal operands at other addresses take {_of_least(shape.repeats):.0%} of the work of new ones"
+            )
+            candidate.note(Conduct.REUSED, detail)

@@ -118,12 +118,12 @@ def test_what_the_judge_adds_is_the_excess_over_torch_in_a_graph(monkeypatch: py
 
 @pytest.mark.parametrize(
     ("shares", "noted"),
-    [([0.67, 1.0, 1.0, 0.9], False), ([0.67], False), ([0.67, 0.6, 1.0], True), ([0.2, 1.0, 1.0], True)],
+    [([0.67, 1.0, 1.0, 0.9, 1.1, 0.8], False), ([0.6, 0.7, 0.65, 0.68, 0.6, 1.2], True), ([0.8] * 6, False), ([0.2] * 4, False)],
     ids=str,
 )
-def test_one_shape_alone_accuses_nobody_of_a_memory(shares: list[float], noted: bool) -> None:
+def test_one_repetition_alone_accuses_nobody_of_a_memory(shares: list[float], noted: bool) -> None:
     candidate = Candidate(TORCH)
-    note_calls(candidate, [Shape(problem=PROBLEM, calls=9, repeats=((1.0, share),) * 6) for share in shares])
+    note_calls(candidate, [Shape(problem=PROBLEM, calls=9, repeats=tuple((1.0, share) for share in shares))])
     assert [x.kind for x in candidate.findings] == [Conduct.REUSED] * noted
 
 
