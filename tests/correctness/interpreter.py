@@ -60,6 +60,12 @@ TOUCHING = {"create_masked_load": ("reads", 0, 1), "create_masked_store": ("writ
 """The interpreter's methods that touch memory: how, and the places of addresses and of the mask among the arguments."""
 
 
+def _product(a: Any, b: Any, dtype: Any) -> Any:
+    """Multiply the operands of ``tl.dot``. A BLAS may sum the terms of a row in an order that depends on its place in the tile."""
+    a, b = (np.ascontiguousarray(x, dtype) for x in (a, b))
+    return np.einsum("...ik,...kj->...ij", a, b)
+
+
 def _start() -> None:
     """Check each address, and leave out the check of each sum of integers for an overflow of 32 bits, which takes a third of the
     time; sizes are small."""
@@ -72,6 +78,7 @@ def _start() -> None:
         MEMORY.check(given[pointers], given[mask], how)
         return original(*given, **named)
 
+    interpreter.np.matmul = _product
     for name, (how, pointers, mask) in TOUCHING.items():
         setattr(builder, name, functools.partial(checked, getattr(builder, name), how, pointers, mask))
 
