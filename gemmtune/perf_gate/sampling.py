@@ -92,7 +92,7 @@ def sample_match(match: Match, device: DeviceInfo, settings: Settings, sampling:
         choices = {"candidate": match.candidate, "anchor": match.anchor}
         order = list(choices)[:: -1 if turn % 2 else 1]
         kernels = {role: choices[role].build() for role in order}
-        made = {role: timer.contender(choices[role], kernels[role]) for role in order}
+        made: dict[str, Contender] = {role: timer.contender(choices[role], kernels[role]) for role in order}
         for contender in made.values():
             contender.sample_us()  # captures a graph on a GPU
         if device.type == "cpu":

@@ -17,7 +17,7 @@ from ..numerics.some_rows import some_rows
 from ..problem import Problem
 from ..problem.rows import RowClass, with_groups
 from ..settings import Settings, use
-from ..timing.contenders import Call, Contender
+from ..timing.contenders import Call, KernelContender
 from ..timing.limits import measure_limits
 from ..timing.neighbours import Watch
 from ..timing.rounds import play
@@ -56,7 +56,7 @@ class Session(AbstractContextManager["Session"]):
         self._rows_verifier: RowsVerifier | None = None
         self._timer: Timer | None = None
         self._part: tuple[Problem, Timer] | None = None
-        self._timed: dict[str, Contender] = {}
+        self._timed: dict[str, KernelContender] = {}
         self._random: tuple[Problem, Expectation] | None = None
         self._row_bits: tuple[Choice, RowBits] | None = None
 
@@ -184,9 +184,9 @@ class Session(AbstractContextManager["Session"]):
 
     def _first_samples(
         self, choices: Sequence[Choice], failed: Callable[[str, Exception], None]
-    ) -> tuple[dict[str, Contender], dict[str, float]]:
+    ) -> tuple[dict[str, KernelContender], dict[str, float]]:
         """Return a contender and a first sample of each choice that does not fail. The sample captures the graph, which may."""
-        contenders: dict[str, Contender] = {}
+        contenders: dict[str, KernelContender] = {}
         first_us: dict[str, float] = {}
         for choice in choices:
             try:

@@ -48,17 +48,21 @@ class Contender(ABC):
     def result_us(self) -> float:
         """Return the time of one call in µs, in the latest sample."""
 
-    def repeats(self) -> Sequence[Call]:
-        """Return the ways in which a sample computes with the first set, as calls that return the result or leave it in the set."""
-        raise NotImplementedError(f"{type(self).__name__} cannot repeat its calls")
-
     def sample_us(self) -> float:
         """Begin a sample and wait for it."""
         self.begin()
         return self.result_us()
 
 
-class CpuContender(Contender):
+class KernelContender(Contender):
+    """A contender over the operand sets of a timer."""
+
+    @abstractmethod
+    def repeats(self) -> Sequence[Call]:
+        """Return the ways in which a sample computes with the first set, as calls that return the result or leave it in the set."""
+
+
+class CpuContender(KernelContender):
     """Calls in a loop between two clock readings, ``host_us`` of host time each. Contenders may share the set order ``turns``."""
 
     def __init__(self, calls: Sequence[Call], *, turns: Iterator[int] | None = None, host_us: float = 0.0) -> None:
@@ -89,7 +93,7 @@ class CpuContender(Contender):
         return self._calls[:1]
 
 
-class EagerContender(Contender):
+class EagerContender(KernelContender):
     """Calls from Python, each as long as the slower of the GPU and the host, which is busy for ``host_us`` before the kernel."""
 
     def __init__(
@@ -121,7 +125,7 @@ class EagerContender(Contender):
         return [functools.partial(_awaited, self._calls[0], self._stream)]
 
 
-class GraphContender(Contender):
+class GraphContender(KernelContender):
     """CUDA graphs of calls, one per stream with its memory, between two events: kernel time only. A long call has one graph."""
 
     takes_capture = True

@@ -29,7 +29,7 @@ from ..numerics.operands import Operands
 from ..problem import Problem
 from ..problem.flags import precision_scope
 from ..settings import Settings, Timing
-from .contenders import GRAPH_US, Call, Contender, CpuContender, EagerContender, GraphContender
+from .contenders import GRAPH_US, Call, CpuContender, EagerContender, GraphContender, KernelContender
 from .overwritten import Overwritten
 from .rotation import Rotation
 
@@ -84,7 +84,7 @@ class Timer:
         timer._sample_us = PART_US
         return timer
 
-    def contender(self, choice: Choice, kernel: Kernel) -> Contender:
+    def contender(self, choice: Choice, kernel: Kernel) -> KernelContender:
         """Warm up the kernel and prepare it for timing. Exceptions of the kernel are not caught."""
         sets = self._rotation.packed(self._sets, choice)
         calls = _eager_calls(self._problem, kernel, sets) if self._as_called else _calls(kernel, sets)
