@@ -8,6 +8,7 @@ from torch import fx
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
 
+from ...dispatch.wholes import forget_gathered
 from .decisions import RewritePolicy
 from .rewriting import RewriteProducts
 from .store_policy import StorePolicy
@@ -58,6 +59,7 @@ def reset() -> None:
         from torch._inductor.cudagraph_trees import reset_cudagraph_trees  # noqa: PLC0415 - only where there is CUDA
 
         reset_cudagraph_trees()
+    forget_gathered()
 
 
 gemmtune.reset = reset  # type: ignore[attr-defined]

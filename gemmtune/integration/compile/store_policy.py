@@ -11,6 +11,7 @@ from torch._inductor import config as inductor_config
 
 from ... import settings as settings_module
 from ...device import detect
+from ...dispatch.threads import in_a_thread
 from ...problem import Problem
 from ...store.key import canonical, fingerprint
 from ...store.store import open_store
@@ -22,7 +23,6 @@ from .horizontal import HorizontalFusion
 from .products import Product
 from .report import Decision, GemmPair, WholeAndParts
 from .stored_decisions import StoredDecisions
-from .threads import in_a_thread
 
 
 @dataclass(frozen=True, slots=True)
