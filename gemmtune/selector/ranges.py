@@ -8,7 +8,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ..choice import Choice, Status
 from ..device import DeviceInfo
@@ -78,13 +78,22 @@ def agreed_class(work: Work, store: Store) -> str:
 
     Their rows lie otherwise in memory, or they were measured in another timing mode.
     """
-    own, machines = work.rows_class.key, [fingerprint_text(work.device, timing) for timing in timings_of(work.settings)]
+    return next(_stored_classes(work.rows_class, work.device, work.settings, store, own=False), "")
+
+
+def stored_class(rows_class: RowClass, device: DeviceInfo, settings: Settings, store: Store) -> str:
+    """Return the reduction class of the stored tables of a product; empty for none."""
+    return next(_stored_classes(rows_class, device, settings, store, own=True), "")
+
+
+def _stored_classes(rows_class: RowClass, device: DeviceInfo, settings: Settings, store: Store, *, own: bool) -> Iterator[str]:
+    """Yield the reduction classes of the stored tables of a product, with ``own`` of this class and timing mode too."""
+    key, machines = rows_class.key, [fingerprint_text(device, timing) for timing in timings_of(settings)]
     for fact in store.every_ranged():
-        other = fact.fingerprint in machines and (fact.key, fact.fingerprint) != (own, machines[0])
-        if fact.kind == INVARIANT and other and product_of(fact.key) == product_of(own):
+        asked = fact.fingerprint in machines and (own or (fact.key, fact.fingerprint) != (key, machines[0]))
+        if fact.kind == INVARIANT and asked and product_of(fact.key) == product_of(key):
             with contextlib.suppress(StoreError, InvalidProblemError):  # it is made anew when it is needed
-                return Table.of(fact).reduction
-    return ""
+                yield Table.of(fact).reduction
 
 
 def kind_of(settings: Settings) -> str:
@@ -109,6 +118,7 @@ def tune_rows(
     apart: float | None = None,
     compared: Sequence[int] = (),
     siblings: Siblings | None = None,
+    agreed: str = "",
 ) -> RangeResult:
     """Return the table of a class for a range of M.
 
@@ -116,6 +126,7 @@ def tune_rows(
     ``recorded`` are Ms that are sampled in addition to the grid. ``source`` replaces the choices of the settings; the table is then
     stored as another ``kind``. With ``limits``, the limits of the machine are measured if the store has none. ``apart`` is the
     factor between two Ms at which all choices compete, by default that of the search effort; they also compete at ``compared``.
+    ``agreed`` is the reduction class of a new batch-invariant table, unless other tables of the product have one.
 
     Raises InvalidProblemError if the class has none of the ``rows``, and NoValidChoicesError if nothing is correct at a tuned M.
     """
@@ -123,7 +134,7 @@ def tune_rows(
         raise InvalidProblemError(f"m: got {rows[0]}..{rows[-1]}, none of which is an M of {rows_class}")
     begun = time.perf_counter()
     work = Work(rows_class, rows, device, settings, host_us, progress, source, limits=MachineLimits(device, settings, store))
-    work.apart, work.compared, work.siblings = apart, compared, siblings
+    work.apart, work.compared, work.siblings, work.agreed = apart, compared, siblings, agreed
     kind, waiting = kind or kind_of(settings), functools.partial(progress.message, WAITING)
     locked = product_of(rows_class.key) if settings.batch_invariant else rows_class.key
     with tuning_lock(settings, f"{kind} {locked}", work.fingerprint, waiting):
@@ -137,7 +148,7 @@ def tune_rows(
 
 def _measured(work: Work, store: Store, recorded: Sequence[int], *, limits: bool, retry: Retry) -> RangeResult:
     invariant = work.settings.batch_invariant
-    work.agreed = agreed_class(work, store) if invariant else ""
+    work.agreed = (agreed_class(work, store) or work.agreed) if invariant else ""
     with contextlib.closing(work):
         _measure_samples(work, store, recorded, limits=limits, retry=retry)
         table = invariant_table(work, _table) if invariant else _table(work)
