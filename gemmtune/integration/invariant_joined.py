@@ -65,8 +65,8 @@ class Columns:
     def adjacent(self) -> bool:
         """True if the layers are adjacent in memory. Scales and zero points of groups along K are copied, and need not be."""
         factors = [x for x in (self.scales, self.zeros) if x and x[0].shape[0] == 1]
-        matrices = [x.t() if self.quantized else x for x in self.weights]
-        return all(x.is_contiguous() for x in matrices) and all(map(are_consecutive, (matrices, self.biases, *factors)))
+        dense = all(x.stride() == (1, x.shape[0]) if self.quantized else x.is_contiguous() for x in self.weights)
+        return dense and all(map(are_consecutive, (self.weights, self.biases, *factors)))
 
     def together(self) -> "Columns | None":
         """Return all columns as those of one layer, or None if they are not adjacent in memory."""

@@ -15,6 +15,7 @@ from test_invariant import LENGTHS, Summing, SummingBackend, backend, summed  # 
 from torch import Tensor, nn
 
 import gemmtune
+from gemmtune import settings
 from gemmtune.choice import Kernel
 from gemmtune.integration import compile as compile_pass
 from gemmtune.integration import invariant_joined
@@ -110,11 +111,9 @@ def test_eager_and_compiled_rows_have_equal_bits(kind: str, monkeypatch: pytest.
     model = optimized(Block() if kind == "float" else gemmtune.quantize_(Block(), kind))
     with torch.no_grad():
         whole = model(X)
-        for dynamic in (True, False):
-            torch._dynamo.reset()
-            compiled = torch.compile(model, fullgraph=True, dynamic=dynamic)
-            for batches, rows in ((3, 5), (2, 5)) if not dynamic else ((3, 5), (2, 3), (3, 2)):
-                assert torch.equal(compiled(X[:batches, :rows].contiguous()), whole[:batches, :rows]), (dynamic, batches, rows)
+        for compiled in (torch.compile(model, fullgraph=True, dynamic=True), compiled_quickly(model)):
+            for batches, rows in ((3, 5), (2, 3), (3, 2)):
+                assert torch.equal(compiled(X[:batches, :rows].contiguous()), whole[:batches, :rows]), (batches, rows)
             assert products(lambda f=compiled: f(X)) == [2, 0, 0]
         runs = count(monkeypatch)
         model.k.weight.data = model.k.weight.data.clone()
@@ -165,6 +164,44 @@ def test_layers_take_the_class_of_stored_tables_or_stay_apart(backend: SummingBa
         assert products(lambda: compiled(X)) == [2, 0, 0]
         assert model.k(X[0, :1]).equal(halved(X[0, :1], model.k))
     assert "stay apart" not in caplog.text
+    backend.kinds = ("torch", "run")
+    optimized(nn.Sequential(nn.Linear(32, 40), nn.ReLU(), nn.Linear(40, 8)))
+    optimized(Pair(16, 40))
+    assert "stay apart: their stored tables have several reduction classes" in caplog.text
+
+
+class Pair(nn.Module):
+    """Two layers of one input."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, first), nn.Linear(32, second)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((self.first(x), self.second(x)), -1)
+
+
+def test_the_pass_joins_under_the_setting(monkeypatch: pytest.MonkeyPatch):
+    """Layers without our forwards are torch's products in a graph. Moved weights run apart, with the same bits."""
+    model = gemmtune.restore(optimized(Block()))
+    torch._dynamo.reset()
+    compile_pass.install()
+    with torch.no_grad(), settings.patch(batch_invariant=True, tune="never"):
+        whole = torch.cat([optimized_forward(model, x) for x in X.flatten(0, 1)]).unflatten(0, (3, 5))
+        compiled = torch.compile(model, fullgraph=True, dynamic=False)
+        assert torch.equal(compiled(X), whole)
+        assert [d.taken for d in gemmtune.explain(compiled).decisions] == ["joined"] * 5
+        model.k.weight.data = model.k.weight.data.clone()
+        assert torch.equal(compiled(X), whole)
+
+
+def optimized_forward(model: nn.Module, x: Tensor) -> Tensor:
+    """Return the result for one row by eager calls."""
+    gemmtune.optimize(model, batch_invariant=True)
+    y = model(x[None])
+    gemmtune.restore(model)
+    compile_pass.install()
+    return y
 
 
 def halved(x: Tensor, layer: nn.Linear) -> Tensor:

@@ -11,11 +11,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ...dispatch.threads import in_a_thread
 from ..invariant import LINEAR, QUANTIZED
 from ..invariant_joined import OPERATOR, Columns, can_join
-from .horizontal import leaves_graph, real_inputs, storage_of
+from .horizontal import HorizontalFusion, leaves_graph, real_inputs, storage_of
 from .report import GemmDecision
 
 aten = torch.ops.aten
 _ROLES = ("weights", "scales", "zeros", "biases")
+_ROLE_OF = {"b": "weights", "scale_b": "scales", "zero_b": "zeros", "inp": "biases"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +78,22 @@ def _has_the_bits(run: Sequence[_Layer]) -> bool:
     value = run[0].node.args[0].meta["val"]  # type: ignore[union-attr]
     size, columns = [_example(n) for n in value.shape], Columns.of([layer.columns for layer in run])
     return in_a_thread(lambda: can_join(torch.zeros(size, dtype=value.dtype, device=value.device), columns))
+
+
+def fusion_has_the_bits(fusion: HorizontalFusion) -> bool:
+    """Return True if a horizontal fusion of layers [N, K] has the bits of its separate products."""
+    known = {storage_of(fake): real for real, fake in real_inputs()}
+    fields: dict[str, Any] = {role: [] for role in _ROLES}
+    for product in fusion.products:
+        for (role, layout), node in list(zip(product.alone.operands, product.tensors, strict=True))[1:]:
+            real = known.get(storage_of(node.meta["val"]))
+            size = layout.size[::-1] if role == "b" and not product.alone.operation.quantized else layout.size
+            if real is None or role not in _ROLE_OF or tuple(real.shape) != size:
+                return False
+            fields[_ROLE_OF[role]].append(real)
+    columns, value = Columns(**fields, encoding=fusion.problem.encoding), fusion.products[0].tensors[0].meta["val"]
+    x = (fusion.problem.m, fusion.problem.k), value.dtype, value.device
+    return in_a_thread(lambda: can_join(torch.zeros(x[0], dtype=x[1], device=x[2]), columns))
 
 
 def _example(size: int | torch.SymInt) -> int:

@@ -16,6 +16,7 @@ from ...dispatch.plan import Plan
 from ...dispatch.wholes import gathered, whole
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
+from ...settings import given
 from .planned import LIBRARY, problem_of_text, ready_launch, ready_plan, run_as_laid_out, run_planned
 
 Tensor = torch.Tensor
@@ -35,7 +36,7 @@ def ready_horizontal(problem: Problem, widths: Sequence[int], index: int) -> Pla
 
 def ready_pieces(problem: str, widths: Sequence[int], index: int) -> None:
     """Make the launches of the separate products."""
-    for part in _parts(problem, tuple(widths)):
+    for part in _parts(problem, tuple(widths), given().batch_invariant):
         ready_launch(part, index)
 
 
@@ -48,10 +49,15 @@ def run_horizontal(*tensors: Tensor, out: Tensor, problem: str, widths: Sequence
         operands = [gathered(pieces) if x is None else x for pieces, x in zip(roles, alone, strict=True)]
         run_planned(a, *operands, out=out, problem=problem)
         return
-    parts = _parts(problem, tuple(widths))
+    invariant = given().batch_invariant
+    parts = _parts(problem, tuple(widths), invariant)
     for part, columns, *pieces in zip(parts, torch.split(out, list(widths), 1), *roles, strict=True):
-        run = run_planned if _fits(part, pieces) else run_as_laid_out
-        run(a, *pieces, out=columns, problem=part)
+        run, result = run_planned if _fits(part, pieces) else run_as_laid_out, columns
+        if invariant:
+            result = columns.new_empty(columns.shape)
+        run(a, *pieces, out=result, problem=part)
+        if invariant:
+            columns.copy_(result)
 
 
 @functools.lru_cache(_CAPACITY)
@@ -72,16 +78,19 @@ def _gathered(problem: str) -> tuple[bool, ...]:
 
 
 @functools.lru_cache(_CAPACITY)
-def _parts(problem: str, widths: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the keys of the separate products, each into its columns of the whole result."""
+def _parts(problem: str, widths: tuple[int, ...], invariant: bool) -> tuple[str, ...]:
+    """Return the keys of the separate products, each into its columns of the whole result.
+
+    Batch-invariant ones have a result of their own, for which their weights have tables.
+    """
     ends = itertools.accumulate(widths)
     known = problem_of_text(problem)
-    return tuple(_part_of(known, end - width, end).key for width, end in zip(widths, ends, strict=True))
+    return tuple(_part_of(known, end - width, end, invariant).key for width, end in zip(widths, ends, strict=True))
 
 
-def _part_of(problem: Problem, begin: int, end: int) -> Problem:
-    """Return the Problem of columns ``begin`` to ``end``, whose result is these columns of the whole result."""
-    copied = gathered_roles(problem)
+def _part_of(problem: Problem, begin: int, end: int, invariant: bool) -> Problem:
+    """Return the Problem of columns ``begin`` to ``end``, whose result is these columns, or a separate one."""
+    copied = (*gathered_roles(problem), *(("out",) if invariant else ()))
 
     def columns(role: str, layout: Layout) -> Layout:
         size = (*layout.size[:-1], end - begin)
