@@ -21,8 +21,8 @@ from ..problem.grouped_compositions import grouped_by_terms, grouped_product, wi
 from ..problem.layout import ALIGNED_BYTES
 from ..problem.rows import RowClass, row_classes, with_rows
 from ..quantized.weight import QuantizedWeight
-from ..selector.ranges import stored_class, stored_table
 from ..selector.segments import INVARIANT
+from ..selector.stored_tables import stored_class, stored_table
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import open_store

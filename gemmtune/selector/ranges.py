@@ -4,20 +4,18 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import json
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..choice import Choice, Status
 from ..device import DeviceInfo
 from ..effort import EFFORT
-from ..errors import InvalidProblemError, NoValidChoicesError, StoreError
+from ..errors import InvalidProblemError, NoValidChoicesError
 from ..filters import why_not_named
 from ..problem.rows import RowClass
-from ..settings import Settings, Timing
-from ..store.key import canonical, fingerprint_text
+from ..settings import Settings
 from ..store.store import Ranged, Store
 from ..workers.locks import tuning_lock
 from .candidates import Candidates, Retry
@@ -36,64 +34,13 @@ from .result import ProblemResult, remedy_for
 from .segments import INVARIANT, TABLE, Segment, Table, merged
 from .select import select
 from .siblings import Siblings
+from .stored_tables import product_of, stored_class, stored_table
 
 log = logging.getLogger("gemmtune")
 
 WAITING = "another process tunes this range: waiting for it"
-KERNEL_TIMINGS: tuple[Timing, ...] = ("graph", "spaced")
-"""Timing modes of kernels, in isolation and next to others. The fastest by one mode is rarely much slower by the other."""
-FOLLOWING = ("a", "inp", "out", "scale_a")
-"""Operands of a product that have rows of the batch."""
 MOST_OF_NEIGHBOUR = 3
 """Number of the best choices of a neighbouring sample that compete at an M that is not fully tuned."""
-
-
-def stored_table(rows_class: RowClass, machine: str, store: Store, kind: str = TABLE) -> tuple[Table, str] | None:
-    """Return the stored table of a class and the time of its measurement. None if there is none, or none that is usable."""
-    fact = store.ranged(rows_class.key, machine).get(kind)
-    if fact is None:
-        return None
-    try:
-        return Table.of(fact), fact.measured_at
-    except (StoreError, InvalidProblemError) as error:
-        log.warning("%s: %s", rows_class, error)
-        return None
-
-
-def product_of(key: str) -> str:
-    """Return the part of a class's key that is equal for tables of one product, however its rows lie in memory."""
-    fields = json.loads(key)
-    layouts = {name: (fields.get(name) or {}).get("dtype") for name in FOLLOWING}
-    epilogue = fields.get("epilogue") and {**fields["epilogue"], "operands": [x["dtype"] for x in fields["epilogue"]["operands"]]}
-    return canonical({**fields, **layouts, "m": 0, "epilogue": epilogue})
-
-
-def timings_of(settings: Settings) -> tuple[Timing, ...]:
-    """Return the timing modes whose tables serve, that of the settings first."""
-    return tuple(dict.fromkeys((settings.timing, *(KERNEL_TIMINGS if settings.timing in KERNEL_TIMINGS else ()))))
-
-
-def agreed_class(work: Work, store: Store) -> str:
-    """Return the reduction class of other stored tables of a product; empty for none.
-
-    Their rows lie otherwise in memory, or they were measured in another timing mode.
-    """
-    return next(_stored_classes(work.rows_class, work.device, work.settings, store, own=False), "")
-
-
-def stored_class(rows_class: RowClass, device: DeviceInfo, settings: Settings, store: Store) -> str:
-    """Return the reduction class of the stored tables of a product; empty for none."""
-    return next(_stored_classes(rows_class, device, settings, store, own=True), "")
-
-
-def _stored_classes(rows_class: RowClass, device: DeviceInfo, settings: Settings, store: Store, *, own: bool) -> Iterator[str]:
-    """Yield the reduction classes of the stored tables of a product, with ``own`` of this class and timing mode too."""
-    key, machines = rows_class.key, [fingerprint_text(device, timing) for timing in timings_of(settings)]
-    for fact in store.every_ranged():
-        asked = fact.fingerprint in machines and (own or (fact.key, fact.fingerprint) != (key, machines[0]))
-        if fact.kind == INVARIANT and asked and product_of(fact.key) == product_of(key):
-            with contextlib.suppress(StoreError, InvalidProblemError):  # it is made anew when it is needed
-                yield Table.of(fact).reduction
 
 
 def kind_of(settings: Settings) -> str:
@@ -148,7 +95,8 @@ def tune_rows(
 
 def _measured(work: Work, store: Store, recorded: Sequence[int], *, limits: bool, retry: Retry) -> RangeResult:
     invariant = work.settings.batch_invariant
-    work.agreed = (agreed_class(work, store) or work.agreed) if invariant else ""
+    if invariant:
+        work.agreed = stored_class(work.rows_class, work.device, work.settings, store, others=True) or work.agreed
     with contextlib.closing(work):
         _measure_samples(work, store, recorded, limits=limits, retry=retry)
         table = invariant_table(work, _table) if invariant else _table(work)
