@@ -32,7 +32,7 @@ _equal: dict[Hashable, bool] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """What layers of one input have, layer by layer: weights [N, K], or numbers [K, N] or [K/2, N] with scales and zero points.
+    """Operands of layers of one input: weights [N, K], or numbers [K, N] or [K/2, N] with scales and zero points.
 
     Lists of what the layers lack are empty.
     """
