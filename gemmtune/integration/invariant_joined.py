@@ -16,6 +16,7 @@ from ..dispatch.ready import generation
 from ..dispatch.wholes import gathered, whole
 from ..errors import NoValidChoicesError
 from ..numerics.some_rows import first_other_row
+from ..problem import Problem
 from ..problem.dtypes import FLOAT8
 from ..problem.layout import ALIGNED_BYTES
 from ..quantized.weight import QuantizedWeight
@@ -25,6 +26,7 @@ from .invariant import Joined, aligned_rows, collecting, multiplied
 from .picks import pick_for
 
 _ROLES = ("weights", "scales", "zeros", "biases")
+_INTEGERS = (torch.int8, torch.uint8)
 _CAPACITY = 4096
 _equal: dict[Hashable, bool] = {}
 """Which joined products have the bits of the separate ones, by the sizes of the operands."""
@@ -51,8 +53,8 @@ class Columns:
 
     @property
     def quantized(self) -> bool:
-        """True for numbers of a quantized weight."""
-        return not self.weights[0].dtype.is_floating_point
+        """True for integers of a quantized weight."""
+        return self.weights[0].dtype in _INTEGERS
 
     @property
     def each(self) -> "list[Columns]":
@@ -124,8 +126,8 @@ OPERATOR = torch.ops.gemmtune.invariant_joined.default
 
 @_operator.register_fake
 def _(x: Tensor, weights: list[Tensor], scales: object, zeros: object, biases: object, encoding: str) -> Tensor:  # noqa: ARG001
-    quantized = not weights[0].dtype.is_floating_point
-    return x.new_empty(*x.shape[:-1], sum(weight.shape[1 if quantized else 0] for weight in weights))
+    dim = 1 if weights[0].dtype in _INTEGERS else 0
+    return x.new_empty(*x.shape[:-1], sum(weight.shape[dim] for weight in weights))
 
 
 def can_join(x: Tensor, columns: Columns) -> bool:
@@ -186,17 +188,19 @@ def joined_problems(groups: Sequence[Sequence[nn.Module]]) -> list[Joined]:
         for columns in _runs(list(dict.fromkeys(group))):
             joined = columns.together()
             if joined is not None and (key := columns.key()) not in found:
-                whole_problem, *parts = (_problem_of(x) for x in (joined, *columns.each))
-                found[key] = Joined(whole=whole_problem, parts=tuple(parts))
+                problems = [problem for x in (joined, *columns.each) for problem in _problems_of(x)]
+                if len(problems) == 1 + len(columns.weights):  # torch alone has products of some dtypes
+                    found[key] = Joined(whole=problems[0], parts=tuple(problems[1:]))
     return list(found.values())
 
 
-def _problem_of(columns: Columns) -> Any:
+def _problems_of(columns: Columns) -> list[Problem]:
+    """Return the problem of two rows of a layer, if it has one."""
     weight, bias = columns.operands()
     x = torch.zeros(2, weight.shape[1], dtype=weight.dtype, device=weight.device)
-    with torch.no_grad(), collecting() as problems:
+    with torch.no_grad(), collecting() as wanted:
         multiplied(x, weight, bias, True)
-    return problems[0][0]
+    return [problem for problem, _ in wanted[:1]]
 
 
 def _runs(layers: Sequence[nn.Module]) -> list[Columns]:
@@ -232,4 +236,4 @@ def _kind(weight: Any) -> Hashable | None:
         factors = [None if x is None else (x.dtype, x.shape[0]) for x in (weight.scales, weight.zero_points)]
         return (weight.encoding, weight.dtype, weight.tensor.dtype, weight.device, *factors) if narrow else None
     is_plain = type(weight) is nn.Parameter and weight.layout is torch.strided and weight.is_contiguous() and weight.dim() == 2
-    return (weight.dtype, weight.device, weight.shape[1]) if is_plain else None
+    return (weight.dtype, weight.device, weight.shape[1]) if is_plain and weight.numel() and weight.is_floating_point() else None

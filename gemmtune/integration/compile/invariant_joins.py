@@ -59,7 +59,9 @@ def _layer_of(node: fx.Node, known: Mapping[StorageWeakRef, Tensor]) -> _Layer |
     if not is_layer or real.keys() != nodes.keys() or any(x is None for x in real.values()):
         return None
     fields: dict[str, Any] = {role: [x] if (x := real.get(role)) is not None else [] for role in _ROLES}
-    return _Layer(node, nodes, Columns(**fields, encoding=str(encoding)))
+    columns = Columns(**fields, encoding=str(encoding))
+    dense = node.target is LINEAR and columns.weights[0].is_floating_point()
+    return _Layer(node, nodes, columns) if dense or (node.target is QUANTIZED and columns.quantized) else None
 
 
 def _runs(layers: Sequence[_Layer]) -> Iterator[list[_Layer]]:
