@@ -9,8 +9,9 @@ from ..errors import InvalidProblemError
 from ..foreign import parse_json
 from ..problem import Problem
 from ..selector.candidates import outcome_of
-from ..selector.ranges import kind_of, stored_table
+from ..selector.ranges import kind_of
 from ..selector.result import ProblemResult
+from ..selector.stored_tables import stored_table
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Ranged, Store

@@ -17,8 +17,9 @@ from ..dispatch.host import host_us
 from ..errors import NoValidChoicesError, UnavailableError
 from ..problem.rows import RowClass
 from ..selector.progress import Progress
-from ..selector.ranges import stored_table, tune_rows
+from ..selector.ranges import tune_rows
 from ..selector.siblings import Siblings
+from ..selector.stored_tables import stored_table
 from ..settings import Settings, use
 from ..store.key import fingerprint_text
 from ..store.store import open_store

@@ -1,7 +1,8 @@
 """Layers of ``optimize(batch_invariant=True)``: products by the batch-invariant table of a weight, and never by torch."""
 
 import dataclasses
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from .. import settings
 from ..device import detect
-from ..errors import InvalidProblemError
+from ..errors import InvalidProblemError, NoValidChoicesError
 from ..ops.grouped import grouped_mm
 from ..ops.products import addmm, mm
 from ..problem import Problem
@@ -20,15 +21,17 @@ from ..problem.grouped_compositions import grouped_by_terms, grouped_product, wi
 from ..problem.layout import ALIGNED_BYTES
 from ..problem.rows import RowClass, row_classes, with_rows
 from ..quantized.weight import QuantizedWeight
-from ..selector.ranges import stored_table
 from ..selector.segments import INVARIANT
+from ..selector.stored_tables import stored_class, stored_table
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import open_store
 from ..tuning.tune import tune as run_tuning
+from ..tuning.tune import tune_in_class
 from .measured import in_models
 from .record import record
 
+log = logging.getLogger("gemmtune")
 LEAST_ROWS = 256
 """Rows of a table that ``optimize`` makes, at least. Larger batches of the example make it longer."""
 Wanted = tuple[Problem, int]
@@ -53,7 +56,7 @@ def product_of_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
         return _quantized_operator(input, weight.tensor, weight.scales, weight.zero_points, bias, None, weight.encoding)  # type: ignore[no-any-return]
     if _as_operator(input, weight, bias):
         return _operator(input, weight, bias, transposed)  # type: ignore[no-any-return]
-    return _multiplied(input, weight, bias, transposed)
+    return multiplied(input, weight, bias, transposed)
 
 
 def invariant_grouped(x: Tensor, matrix: Tensor, offs: Tensor, copies: int) -> Tensor:
@@ -81,14 +84,20 @@ def _as_operator(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     return asked and not isinstance(weight, QuantizedWeight)
 
 
-def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
-    """Return x @ b + bias by the stored table. Rows are laid out alike in every call, so that one table serves them.
+def aligned_rows(x: Tensor) -> Tensor:
+    """Return the rows of x as a matrix that is laid out alike in every call, so that one table serves them."""
+    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    return (
+        rows.clone(memory_format=torch.contiguous_format) if not rows.is_contiguous() or rows.data_ptr() % ALIGNED_BYTES else rows
+    )
+
+
+def multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
+    """Return x @ b + bias by the stored table.
 
     Raises NoValidChoicesError if no batch-invariant table is stored for the weight, or it does not cover the rows.
     """
-    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
-    if not rows.is_contiguous() or rows.data_ptr() % ALIGNED_BYTES:
-        rows = rows.clone(memory_format=torch.contiguous_format)
+    rows = aligned_rows(x)
     if (found := _collected.get()) is not None:  # torch computes the product, whose problem is collected
         with record() as recording:
             result = functional.linear(rows, weight if transposed else weight.t(), bias)
@@ -104,7 +113,7 @@ def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool
 
 
 def _multiplied_in_groups(x: Tensor, matrix: Tensor, offs: Tensor, copies: int) -> Tensor:
-    """Return the grouped product by the stored table. Raises as ``_multiplied``."""
+    """Return the grouped product by the stored table. Raises as ``multiplied``."""
     found = _collected.get()
     if found is None:
         with settings.patch(batch_invariant=True, tune="never"):
@@ -126,20 +135,56 @@ def collecting() -> Iterator[list[Wanted]]:
         _collected.reset(token)
 
 
-def tune_layers(wanted: list[Wanted], rows: range | None, *, progress: bool) -> None:
-    """Make the batch-invariant table of each class of problems, for ``rows``, or for those that occurred and LEAST_ROWS."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """Problem of one product for layers of one input, and those of the layers."""
+
+    whole: Problem
+    parts: tuple[Problem, ...]
+
+
+def tune_layers(wanted: list[Wanted], rows: range | None, *, progress: bool, joins: Sequence[Joined] = ()) -> None:
+    """Make the batch-invariant table of each class of problems, for ``rows``, or for those that occurred and LEAST_ROWS.
+
+    A joined product has a table if it can have the reduction class of the layers, which then have that class.
+    """
     ranges: dict[RowClass, range] = {}
     for problem, copies in wanted:
         if not problem.empty:
-            # One row leaves open which operands follow M: two rows do not.
-            (rows_class, *_) = row_classes(problem if problem.m > 1 else with_rows(dataclasses.replace(problem), 2))
+            rows_class = _class_of(problem)
             asked = range(1, LEAST_ROWS + 1) if rows is None else rows
             asked = range(asked.start, asked[-1] * copies + 1)
             most = max(asked[-1], problem.m if rows is None else 0, ranges.get(rows_class, asked)[-1])
             ranges[rows_class] = range(asked.start, most + 1)
+    for joined in joins:
+        _tune_joined(joined, ranges, progress=progress)
     for rows_class, asked in ranges.items():
         chosen = _timed_as(rows_class, settings.current())
         run_tuning(rows_class.problem, m=asked, batch_invariant=True, progress=progress, settings=chosen)
+
+
+def _class_of(problem: Problem) -> RowClass:
+    """Return the class of a layer's problem. One row leaves open which operands follow M: two rows do not."""
+    (rows_class, *_) = row_classes(problem if problem.m > 1 else with_rows(dataclasses.replace(problem), 2))
+    return rows_class
+
+
+def _tune_joined(joined: Joined, ranges: Mapping[RowClass, range], *, progress: bool) -> None:
+    """Make the table of a joined product, then those of its layers in its reduction class. Otherwise the layers stay apart."""
+    whole, parts = _class_of(joined.whole), dict.fromkeys(map(_class_of, joined.parts))
+    asked = max((ranges[x] for x in parts if x in ranges), key=len, default=None)
+    device, current = detect(joined.whole.device_type), settings.current()
+    stored = {name for x in parts if (name := stored_class(x, device, in_models(current, device), open_store(current)))}
+    if asked is None or len(stored) > 1:
+        log.info("%s: its layers stay apart: their stored tables have several reduction classes: %s", whole, sorted(stored))
+        return
+    try:
+        agreed = next(iter(stored), "")
+        table = tune_in_class(whole, asked, _timed_as(whole, current), agreed=agreed, progress=progress).table
+        for x in parts:
+            tune_in_class(x, ranges.get(x, asked), _timed_as(x, current), agreed=table.reduction, progress=progress)
+    except NoValidChoicesError as error:
+        log.info("%s: its layers stay apart: %s", whole, error)
 
 
 def _timed_as(rows_class: RowClass, current: Settings) -> Settings:
@@ -161,7 +206,8 @@ def check_layers(model: nn.Module) -> None:
 
 
 _SCHEMA = "(Tensor x, Tensor weight, Tensor? bias, bool transposed) -> Tensor"
-_operator = torch.library.custom_op("gemmtune::invariant_linear", _multiplied, mutates_args=(), schema=_SCHEMA)
+_operator = torch.library.custom_op("gemmtune::invariant_linear", multiplied, mutates_args=(), schema=_SCHEMA)
+LINEAR = torch.ops.gemmtune.invariant_linear.default
 """The product as graphs of torch.compile have it: they keep no settings of their own."""
 
 
@@ -220,7 +266,7 @@ def _multiplied_by_parts(
 ) -> Tensor:
     """Return the product with a quantized weight of these parts, for the rows of groups if there are offsets."""
     weight = QuantizedWeight(numbers, scales, zeros, encoding=encoding)  # type: ignore[arg-type]
-    return _multiplied(x, weight, bias, False) if offs is None else _multiplied_in_groups(x, weight, offs, 1)
+    return multiplied(x, weight, bias, False) if offs is None else _multiplied_in_groups(x, weight, offs, 1)
 
 
 _quantized_operator = torch.library.custom_op(
@@ -229,6 +275,7 @@ _quantized_operator = torch.library.custom_op(
     mutates_args=(),
     schema="(Tensor x, Tensor numbers, Tensor? scales, Tensor? zeros, Tensor? bias, Tensor? offs, str encoding) -> Tensor",
 )
+QUANTIZED = torch.ops.gemmtune.invariant_quantized.default
 """Both products with the parts of a quantized weight, as graphs have it."""
 
 

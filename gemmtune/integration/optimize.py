@@ -23,6 +23,7 @@ from .background import ROWS, Job, tuning_in_background
 from .defaults import verify_defaults
 from .experts import has_matrices
 from .invariant import check_layers, collecting, tune_layers
+from .invariant_joined import joined_problems
 from .measured import in_models, prepare_tuning, tune_products, tune_tables
 from .modules import check_model, compile_again, is_optimized, optimized, restored
 from .record import record
@@ -115,13 +116,16 @@ def _invariant(model: M, example: Any, rows: range | None, progress: bool) -> M:
     with _all_or_none(model):
         optimized(model, batch_invariant=True)
         if example is not None:
-            with torch.no_grad(), _state_kept(model), collecting() as problems:
+            with torch.no_grad(), _state_kept(model), same_inputs(model) as groups, collecting() as problems:
                 _run(model, example)
-            tune_layers(problems, rows, progress=progress)
+            lay_out(model, groups)
+            tune_layers(problems, rows, progress=progress, joins=joined_problems(groups))
         elif rows is not None:
             tune_layers([(rows_class.problem, 1) for rows_class in classes], rows, progress=progress)
         if example is not None or rows is not None:
             compile_again()
+        compile_pass.install_joins()
+    _models.add(model)
     if others := [name or "the model" for name, x in model.named_modules() if not is_optimized(x) and _has_matrix(x)]:
         more = f" and {len(others) - 3} more" if others[3:] else ""
         warnings.warn(

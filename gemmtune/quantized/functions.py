@@ -19,6 +19,7 @@ import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_map_only
 
+from ..dispatch.wholes import rewritten
 from ..errors import InvalidProblemError
 from ..operators.torch_products import torch_product
 from .asker import asker, refuse
@@ -180,6 +181,7 @@ def _overwritten(cls: Any, w: QuantizedWeight, source: Any, non_blocking: bool =
     for part, other in zip(mine, theirs, strict=True):
         if part is not None:
             part.copy_(other, non_blocking)
+            rewritten(part)
     return w
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..dispatch.prepack import PackedOperand
+from ..dispatch.wholes import replaced
 from ..errors import InvalidProblemError
 from ..problem.compositions import dequantized
 from ..problem.dtypes import FLOAT8, dtype_name
@@ -143,7 +144,7 @@ class QuantizedWeight(GatheredByFsdp):
         names = [name for name in ("tensor", "scales", "zero_points") if getattr(self, name) is not None]
         self._flat = names, (encoding, self.dtype, transposed)
         for name in names:
-            in_place(getattr(self, name))
+            replaced(in_place(getattr(self, name)))
 
     @classmethod
     def quantize(

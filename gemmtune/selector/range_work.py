@@ -78,7 +78,7 @@ class Work:
     siblings: Siblings | None = None
     """The weights of one model, of which this is one."""
     agreed: str = ""
-    """The reduction class of other stored tables of the product. This table must have it too. Empty: none."""
+    """The reduction class of other stored tables of the product, or of joined weights. This table must have it. Empty: none."""
     _session: AnySession | None = None
 
     @property

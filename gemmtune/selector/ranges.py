@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import json
 import logging
 import random
 import time
@@ -13,11 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from ..choice import Choice, Status
 from ..device import DeviceInfo
 from ..effort import EFFORT
-from ..errors import InvalidProblemError, NoValidChoicesError, StoreError
+from ..errors import InvalidProblemError, NoValidChoicesError
 from ..filters import why_not_named
 from ..problem.rows import RowClass
-from ..settings import Settings, Timing
-from ..store.key import canonical, fingerprint_text
+from ..settings import Settings
 from ..store.store import Ranged, Store
 from ..workers.locks import tuning_lock
 from .candidates import Candidates, Retry
@@ -36,55 +34,13 @@ from .result import ProblemResult, remedy_for
 from .segments import INVARIANT, TABLE, Segment, Table, merged
 from .select import select
 from .siblings import Siblings
+from .stored_tables import product_of, stored_class, stored_table
 
 log = logging.getLogger("gemmtune")
 
 WAITING = "another process tunes this range: waiting for it"
-KERNEL_TIMINGS: tuple[Timing, ...] = ("graph", "spaced")
-"""Timing modes of kernels, in isolation and next to others. The fastest by one mode is rarely much slower by the other."""
-FOLLOWING = ("a", "inp", "out", "scale_a")
-"""Operands of a product that have rows of the batch."""
 MOST_OF_NEIGHBOUR = 3
 """Number of the best choices of a neighbouring sample that compete at an M that is not fully tuned."""
-
-
-def stored_table(rows_class: RowClass, machine: str, store: Store, kind: str = TABLE) -> tuple[Table, str] | None:
-    """Return the stored table of a class and the time of its measurement. None if there is none, or none that is usable."""
-    fact = store.ranged(rows_class.key, machine).get(kind)
-    if fact is None:
-        return None
-    try:
-        return Table.of(fact), fact.measured_at
-    except (StoreError, InvalidProblemError) as error:
-        log.warning("%s: %s", rows_class, error)
-        return None
-
-
-def product_of(key: str) -> str:
-    """Return the part of a class's key that is equal for tables of one product, however its rows lie in memory."""
-    fields = json.loads(key)
-    layouts = {name: (fields.get(name) or {}).get("dtype") for name in FOLLOWING}
-    epilogue = fields.get("epilogue") and {**fields["epilogue"], "operands": [x["dtype"] for x in fields["epilogue"]["operands"]]}
-    return canonical({**fields, **layouts, "m": 0, "epilogue": epilogue})
-
-
-def timings_of(settings: Settings) -> tuple[Timing, ...]:
-    """Return the timing modes whose tables serve, that of the settings first."""
-    return tuple(dict.fromkeys((settings.timing, *(KERNEL_TIMINGS if settings.timing in KERNEL_TIMINGS else ()))))
-
-
-def agreed_class(work: Work, store: Store) -> str:
-    """Return the reduction class of other stored tables of a product; empty for none.
-
-    Their rows lie otherwise in memory, or they were measured in another timing mode.
-    """
-    own, machines = work.rows_class.key, [fingerprint_text(work.device, timing) for timing in timings_of(work.settings)]
-    for fact in store.every_ranged():
-        other = fact.fingerprint in machines and (fact.key, fact.fingerprint) != (own, machines[0])
-        if fact.kind == INVARIANT and other and product_of(fact.key) == product_of(own):
-            with contextlib.suppress(StoreError, InvalidProblemError):  # it is made anew when it is needed
-                return Table.of(fact).reduction
-    return ""
 
 
 def kind_of(settings: Settings) -> str:
@@ -109,6 +65,7 @@ def tune_rows(
     apart: float | None = None,
     compared: Sequence[int] = (),
     siblings: Siblings | None = None,
+    agreed: str = "",
 ) -> RangeResult:
     """Return the table of a class for a range of M.
 
@@ -116,6 +73,7 @@ def tune_rows(
     ``recorded`` are Ms that are sampled in addition to the grid. ``source`` replaces the choices of the settings; the table is then
     stored as another ``kind``. With ``limits``, the limits of the machine are measured if the store has none. ``apart`` is the
     factor between two Ms at which all choices compete, by default that of the search effort; they also compete at ``compared``.
+    ``agreed`` is the reduction class of a new batch-invariant table, unless other tables of the product have one.
 
     Raises InvalidProblemError if the class has none of the ``rows``, and NoValidChoicesError if nothing is correct at a tuned M.
     """
@@ -123,7 +81,7 @@ def tune_rows(
         raise InvalidProblemError(f"m: got {rows[0]}..{rows[-1]}, none of which is an M of {rows_class}")
     begun = time.perf_counter()
     work = Work(rows_class, rows, device, settings, host_us, progress, source, limits=MachineLimits(device, settings, store))
-    work.apart, work.compared, work.siblings = apart, compared, siblings
+    work.apart, work.compared, work.siblings, work.agreed = apart, compared, siblings, agreed
     kind, waiting = kind or kind_of(settings), functools.partial(progress.message, WAITING)
     locked = product_of(rows_class.key) if settings.batch_invariant else rows_class.key
     with tuning_lock(settings, f"{kind} {locked}", work.fingerprint, waiting):
@@ -137,7 +95,8 @@ def tune_rows(
 
 def _measured(work: Work, store: Store, recorded: Sequence[int], *, limits: bool, retry: Retry) -> RangeResult:
     invariant = work.settings.batch_invariant
-    work.agreed = agreed_class(work, store) if invariant else ""
+    if invariant:
+        work.agreed = stored_class(work.rows_class, work.device, work.settings, store, others=True) or work.agreed
     with contextlib.closing(work):
         _measure_samples(work, store, recorded, limits=limits, retry=retry)
         table = invariant_table(work, _table) if invariant else _table(work)

@@ -29,8 +29,9 @@ from ..problem.fused import NAMES
 from ..problem.rows import RowClass, row_classes
 from ..selector.candidates import Candidates
 from ..selector.progress import Progress
-from ..selector.ranges import stored_table, tune_rows
+from ..selector.ranges import tune_rows
 from ..selector.segments import Segment, Table, merged, outside, rows_of
+from ..selector.stored_tables import stored_table
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Ranged, open_store

@@ -173,13 +173,32 @@ def _tuned_problems(
     return RangesResult(tuple(_tuned_rows(x, rows, device, settings, store, progress, retry) for x in classes))
 
 
+def tune_in_class(rows_class: RowClass, rows: range, settings: Settings, *, agreed: str, progress: bool) -> RangeResult:
+    """Make the batch-invariant table of a class of problems as ``tune`` does, of the reduction class ``agreed`` unless it is empty.
+
+    Raises NoValidChoicesError if no choice has that reduction class for all rows.
+    """
+    device = detect(rows_class.problem.device_type)
+    chosen = dataclasses.replace(with_surviving(settings), batch_invariant=True)
+    with _listening(progress) as listener, settings_module.use(chosen):
+        store = open_store(chosen)
+        return _tuned_rows(rows_class, rows, device, chosen, store, listener, retry_of(again=False), agreed)
+
+
 def _tuned_rows(
-    rows_class: RowClass, rows: range, device: DeviceInfo, settings: Settings, store: Store, progress: Progress, retry: Retry
+    rows_class: RowClass,
+    rows: range,
+    device: DeviceInfo,
+    settings: Settings,
+    store: Store,
+    progress: Progress,
+    retry: Retry,
+    agreed: str = "",
 ) -> RangeResult:
     """Make the table of a class. Recorded values of M are among the samples."""
     recorded = asked_rows(rows_class, fingerprint_text(device, settings.timing), store)[:MOST_RECORDED]
-    host = host_us(device, settings)
-    return tune_rows(rows_class, rows, device, settings, store, progress, host_us=host, recorded=recorded, limits=True, retry=retry)
+    tune = functools.partial(tune_rows, host_us=host_us(device, settings), recorded=recorded, limits=True, retry=retry)
+    return tune(rows_class, rows, device, settings, store, progress, agreed=agreed)
 
 
 def retry_of(*, again: bool) -> Retry:

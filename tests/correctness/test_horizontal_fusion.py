@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import io
 import math
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from torch import nn
 
 import gemmtune
 from gemmtune import QuantizedWeight, settings
+from gemmtune.dispatch import wholes
 from gemmtune.integration import compile as compile_pass
 from gemmtune.integration.adjacent import lay_out, same_inputs
 from gemmtune.integration.compile import backend, planned_horizontal, rewriting, store_policy
@@ -25,8 +27,6 @@ from gemmtune.integration.compile.horizontal import adjacent_inputs
 from gemmtune.integration.compile.report import Decision
 from gemmtune.integration.compile.store_policy import StorePolicy, _parts
 from gemmtune.integration.compile.stored_decisions import StoredDecisions
-from gemmtune.integration.compile.variants import BACKEND_NAME, HorizontalVariant
-from gemmtune.numerics.bounds import Claims
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.timing.rounds import TIE
@@ -193,23 +193,66 @@ def test_weights_that_are_no_longer_adjacent_are_multiplied_separately(kind, mov
     assert len(joined) == 3
 
 
-def test_the_time_of_a_fused_product_includes_concatenating_scales(joined, monkeypatch):
+def doubled(weight: QuantizedWeight) -> QuantizedWeight:
+    return weight.map_parts(lambda part: part.clone() if part is weight.tensor else part * 2)
+
+
+SCALE_CHANGES = {
+    "a counted write": lambda w: w.scales.mul_(2),
+    "a write that nothing counts": lambda w: w.scales.data.mul_(2),
+    "a copy of a weight": lambda w: w.data.copy_(doubled(w)),
+    "new scales": lambda w: setattr(w, "scales", w.scales * 2),
+    "a new weight": lambda w: setattr(w, "data", doubled(w)),
+}
+
+
+def test_joined_scales_are_copied_once_and_after_changes(joined, monkeypatch):
+    """A step without a change concatenates no scales. The copy goes with its pieces."""
+    before, concatenated, cat = len(wholes._gathered), list[int](), torch.cat
+    scales = [2, 64], [2, 32], [2, 32]
+
+    def counted(pieces, *args, **kwargs):
+        concatenated.extend([1] if [list(x.shape) for x in pieces] == [*scales] else [])
+        return cat(pieces, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "cat", counted)
     model = laid_out(heads("int4"), {"x": X})
+    compiled = torch.compile(model, fullgraph=True, dynamic=False)
     with torch.no_grad():
-        torch.compile(model, fullgraph=True, dynamic=False)(X)
-    whole, parts = joined[0].joined, tuple(decision.alone for decision in joined)
-    words = {"name": "joined", "backend": BACKEND_NAME, "problem": whole, "claims": Claims(accumulate=torch.float32), "runs": ()}
-    kernel = HorizontalVariant(parts=parts, variant="joined", **words).bind(None)
-    tensors = [torch.randint(0, 9, x.size).to(x.dtype).as_strided(x.size, x.stride) for _, x in whole.operands]
-    seen: list[list[int]] = []
-    cat = torch.cat
-    monkeypatch.setattr(torch, "cat", lambda pieces, dim: seen.append([x.shape[-1] for x in pieces]) or cat(pieces, dim))
-    out = torch.empty(whole.out.size)
-    kernel.run(out, tuple(tensors), ())
-    assert seen == [[64, 32, 32]]
-    monkeypatch.undo()
-    a, b, scales = tensors
-    torch.testing.assert_close(out, a @ QuantizedWeight(b, scales, encoding="int4").dequantize())
+        compiled(X)
+        for name, change in {"none": lambda _: None, **SCALE_CHANGES}.items():
+            change(model.k.weight)
+            torch.testing.assert_close(compiled(X), model(X), rtol=1e-4, atol=1e-4, msg=name)
+            once = len(concatenated)
+            compiled(X)
+            assert len(concatenated) == once, name
+    assert len(concatenated) == len(SCALE_CHANGES), "the first call, and each change but the last: a new weight is not adjacent"
+    assert [d.taken for d in joined] == ["joined"] * 3
+    assert len(wholes._gathered) > before
+    del model, compiled
+    torch._dynamo.reset()
+    gc.collect()
+    assert len(wholes._gathered) == before
+
+
+def test_a_copy_that_graphs_read_follows_its_weights(monkeypatch):
+    """A replayed CUDA graph runs no Python. Weights that are overwritten, or made at the same address, change its memory."""
+    monkeypatch.setattr(wholes, "_gathered", {})
+    monkeypatch.setattr(wholes, "_containing", {})
+    weights = [QuantizedWeight.quantize(torch.randn(64, n), "int4", scales="group_32") for n in (16, 32)]
+    columns = wholes.gathered([w.scales for w in weights])
+    (copy_,) = wholes._gathered.values()
+    copy_.captured = True
+    weights[1].copy_(doubled(weights[1]))
+    assert torch.equal(columns, torch.cat([w.scales for w in weights], -1))
+    memory = weights[1].scales.numpy() * 2
+    again = torch.from_numpy(memory)
+    monkeypatch.setitem(wholes._containing, again.data_ptr(), wholes._containing[weights[1].scales.data_ptr()])
+    QuantizedWeight(weights[1].tensor, again, encoding="int4")
+    assert torch.equal(columns, torch.cat([weights[0].scales, again], -1))
+    wholes.forget_gathered()
+    weights[1].copy_(doubled(weights[1]))
+    assert not wholes._gathered
 
 
 def test_graphs_of_adjacent_and_separate_weights_have_different_keys(monkeypatch):

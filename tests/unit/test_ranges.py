@@ -32,11 +32,11 @@ from gemmtune.selector.crossover import sampled_rows
 from gemmtune.selector.machine_limits import MachineLimits
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.proof import legal_runs
-from gemmtune.selector.ranges import stored_table
 from gemmtune.selector.result import ProblemResult
 from gemmtune.selector.samples import Ranking, Sample
 from gemmtune.selector.segments import TABLE
 from gemmtune.selector.session import Session
+from gemmtune.selector.stored_tables import stored_table
 from gemmtune.settings import Settings
 from gemmtune.store.key import fingerprint_text
 from gemmtune.store.store import Ranged, open_store

@@ -14,7 +14,7 @@
 
 import importlib
 
-__all__ = ["install", "uninstall"]
+__all__ = ["install", "install_joins", "uninstall"]
 
 
 def install(*, tune: bool = False) -> None:
@@ -24,6 +24,11 @@ def install(*, tune: bool = False) -> None:
     stay and run first. Graphs that are already compiled do not change: ``torch._dynamo.reset()`` drops them.
     """
     importlib.import_module(".backend", __name__).install(tune=tune)
+
+
+def install_joins() -> None:
+    """Add a pass that only joins batch-invariant layers of one input. An installed pass does that too, and stays."""
+    importlib.import_module(".backend", __name__).install_joins()
 
 
 def uninstall() -> None:

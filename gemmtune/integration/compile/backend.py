@@ -8,7 +8,8 @@ from torch import fx
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
 
-from .decisions import RewritePolicy
+from ...dispatch.wholes import forget_gathered
+from .decisions import FixedPolicy, RewritePolicy
 from .rewriting import RewriteProducts
 from .store_policy import StorePolicy
 
@@ -18,6 +19,12 @@ OPTION = "post_grad_custom_post_pass"
 def install(*, tune: bool = False, policy: RewritePolicy | None = None) -> None:
     """Install the pass as ``gemmtune.integration.compile.install`` does. A ``policy`` replaces that of the store."""
     setattr(inductor_config, OPTION, with_pass(getattr(inductor_config, OPTION), policy or StorePolicy(tunes=tune)))
+
+
+def install_joins() -> None:
+    """Install the pass as ``gemmtune.integration.compile.install_joins`` does."""
+    if not isinstance(getattr(inductor_config, OPTION), RewriteProducts):
+        install(policy=FixedPolicy("", reason="only batch-invariant layers are joined"))
 
 
 def uninstall() -> None:
@@ -58,6 +65,7 @@ def reset() -> None:
         from torch._inductor.cudagraph_trees import reset_cudagraph_trees  # noqa: PLC0415 - only where there is CUDA
 
         reset_cudagraph_trees()
+    forget_gathered()
 
 
 gemmtune.reset = reset  # type: ignore[attr-defined]

@@ -37,6 +37,7 @@ class FixedPolicy:
 
     taken: Taken
     only: Callable[[Product], bool] | None = None
+    reason: str = "a variant for comparison"
 
     def prepare(self, products: Iterable[Product], fusions: Iterable[HorizontalFusion]) -> None:
         """Do nothing: a fixed decision needs no measurement."""
@@ -44,20 +45,20 @@ class FixedPolicy:
     def decide(self, product: Product) -> Decision:
         """Return ``taken``, but ``alone`` instead of ``fused`` if the GEMM has no epilogue."""
         if not self._takes(product):
-            return Decision(taken="", reason="a variant for comparison")
+            return Decision(taken="", reason=self.reason)
         taken: Taken = "fused" if self.taken == "fused" and product.fused is not None else "alone"
-        return Decision(taken=taken, reason="a variant for comparison")
+        return Decision(taken=taken, reason=self.reason)
 
     def decide_horizontal(self, fusion: HorizontalFusion) -> Decision:
         """Return ``joined`` if this policy rewrites each of the GEMMs."""
         taken: Taken = "joined" if all(map(self._takes, fusion.products)) else ""
-        return Decision(taken=taken, reason="a variant for comparison")
+        return Decision(taken=taken, reason=self.reason)
 
     def decide_attention(self, attention: Attention) -> AttentionDecision | None:
         """Return the first config, if this policy rewrites all GEMMs."""
         device = detect(attention.node.args[0].meta["val"].device)  # type: ignore[union-attr]
         config = attention.configs(device)[0] if self.taken and self.only is None else None
-        return AttentionDecision(taken="alone" if config else "", reason="a variant for comparison", config=config)
+        return AttentionDecision(taken="alone" if config else "", reason=self.reason, config=config)
 
     def token(self) -> object:
         """Return the fixed decision, or None with ``only``: a function has no value that another process knows."""

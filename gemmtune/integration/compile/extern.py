@@ -13,7 +13,7 @@ from ...errors import UnavailableError
 from ...operators import library as _operators  # noqa: F401 - defines operators of torch
 from ...sparse import operators as _block_operators  # noqa: F401 - defines operators of torch
 from ...version import __version__
-from .. import invariant as _invariant_operator  # noqa: F401 - defines an operator of torch
+from .. import invariant_joined as _invariant_operators  # noqa: F401 - defines operators of torch
 from .planned import ready_launch, run_planned
 from .planned_attention import run_attention
 from .planned_horizontal import ready_pieces, run_horizontal

@@ -50,7 +50,7 @@ class HorizontalFusion:
 def find_horizontal_fusions(products: Sequence[Product]) -> list[HorizontalFusion]:
     """Return the horizontal fusions among the GEMMs of the graph that is being compiled."""
     alike: dict[Hashable, list[Product]] = {}
-    known = {_storage(fake): real.untyped_storage().data_ptr() for real, fake in _inputs()}
+    known = {storage_of(fake): real.untyped_storage().data_ptr() for real, fake in real_inputs()}
     for product in products:
         if (key := _key(product, known)) is not None:
             alike.setdefault(key, []).append(product)
@@ -166,7 +166,7 @@ def _widened(layout: Layout, n: int, *, gathered: bool) -> Layout:
 
 def address_of(x: Tensor, known: Addresses) -> int | None:
     """Return the address of a graph's input or of a view of one, or None for anything else."""
-    begin, offset = known.get(_storage(x)), x.storage_offset()
+    begin, offset = known.get(storage_of(x)), x.storage_offset()
     return begin + offset * x.element_size() if begin is not None and isinstance(offset, int) else None
 
 
@@ -175,7 +175,7 @@ def adjacent_inputs() -> tuple[tuple[int, int], ...]:
 
     They depend on the memory of this process, and so does the compiled graph.
     """
-    inputs = [real for real, _ in _inputs()]
+    inputs = [real for real, _ in real_inputs()]
     begins = {(x.data_ptr(), x.dtype): place for place, x in enumerate(inputs)}
     ends = [(place, begins.get((x.data_ptr() + x.nbytes, x.dtype))) for place, x in enumerate(inputs)]
     return tuple((place, next_) for place, next_ in ends if next_ is not None and _alike(inputs[place], inputs[next_]))
@@ -186,7 +186,7 @@ def _alike(x: Tensor, y: Tensor) -> bool:
     return x.dim() == y.dim() and sum(a != b for a, b in zip(x.shape, y.shape, strict=True)) <= 1
 
 
-def _inputs() -> Iterator[tuple[Tensor, Tensor]]:
+def real_inputs() -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each real tensor that Dynamo found with its fake tensor, in Dynamo's order. Parts of a subclass are separate."""
     context = TracingContext.try_get()
     mode = None if context is None else context.fake_mode
@@ -198,5 +198,6 @@ def _inputs() -> Iterator[tuple[Tensor, Tensor]]:
             yield real, fake
 
 
-def _storage(x: Tensor) -> StorageWeakRef:
+def storage_of(x: Tensor) -> StorageWeakRef:
+    """Return a key of a tensor's storage."""
     return StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]

@@ -7,14 +7,16 @@ since, so that they are no longer adjacent, each weight is multiplied separately
 import dataclasses
 import functools
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ...dispatch.plan import Plan
+from ...dispatch.wholes import gathered, whole
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
+from ...settings import given
 from .planned import LIBRARY, problem_of_text, ready_launch, ready_plan, run_as_laid_out, run_planned
 
 Tensor = torch.Tensor
@@ -24,8 +26,6 @@ OPERATOR = torch.ops.gemmtune.planned_join.default
 """Operator of a horizontal fusion. ``tensors`` are a, then the pieces of each further operand. ``widths`` are their columns."""
 SCALES = ("scale_b", "zero_b")
 _CAPACITY = 4096
-_wholes: dict[Hashable, Tensor] = {}
-"""Tensors over the memory of adjacent pieces, which they do not keep alive. Each call compares the pieces' addresses first."""
 
 
 def ready_horizontal(problem: Problem, widths: Sequence[int], index: int) -> Plan:
@@ -36,7 +36,7 @@ def ready_horizontal(problem: Problem, widths: Sequence[int], index: int) -> Pla
 
 def ready_pieces(problem: str, widths: Sequence[int], index: int) -> None:
     """Make the launches of the separate products."""
-    for part in _parts(problem, tuple(widths)):
+    for part in _parts(problem, tuple(widths), given().batch_invariant):
         ready_launch(part, index)
 
 
@@ -44,21 +44,25 @@ def run_horizontal(*tensors: Tensor, out: Tensor, problem: str, widths: Sequence
     """Write the products of a with all pieces into ``out``."""
     a, count = tensors[0], len(widths)
     roles = [tensors[begin : begin + count] for begin in range(1, len(tensors), count)]
-    gathered = _gathered(problem)
-    wholes = [None if gather else _whole(pieces) for pieces, gather in zip(roles, gathered, strict=True)]
-    if all(gather or whole is not None for gather, whole in zip(gathered, wholes, strict=True)):
-        operands = [torch.cat(pieces, -1) if whole is None else whole for pieces, whole in zip(roles, wholes, strict=True)]
+    alone = [None if gather else whole(pieces) for pieces, gather in zip(roles, _gathered(problem), strict=True)]
+    if all(gather or x is not None for gather, x in zip(_gathered(problem), alone, strict=True)):
+        operands = [gathered(pieces) if x is None else x for pieces, x in zip(roles, alone, strict=True)]
         run_planned(a, *operands, out=out, problem=problem)
         return
-    parts = _parts(problem, tuple(widths))
+    invariant = given().batch_invariant
+    parts = _parts(problem, tuple(widths), invariant)
     for part, columns, *pieces in zip(parts, torch.split(out, list(widths), 1), *roles, strict=True):
-        run = run_planned if _fits(part, pieces) else run_as_laid_out
-        run(a, *pieces, out=columns, problem=part)
+        run, result = run_planned if _fits(part, pieces) else run_as_laid_out, columns
+        if invariant:
+            result = columns.new_empty(columns.shape)
+        run(a, *pieces, out=result, problem=part)
+        if invariant:
+            columns.copy_(result)
 
 
 @functools.lru_cache(_CAPACITY)
 def gathered_roles(problem: Problem) -> tuple[str, ...]:
-    """Return the operands whose pieces each call concatenates: scales and zero points of groups along K.
+    """Return the operands whose pieces are copied together: scales and zero points of groups along K.
 
     Each weight stores them row by row, so that the columns of several weights are not adjacent in memory.
     """
@@ -67,30 +71,33 @@ def gathered_roles(problem: Problem) -> tuple[str, ...]:
 
 @functools.lru_cache(_CAPACITY)
 def _gathered(problem: str) -> tuple[bool, ...]:
-    """Return for each operand except a True if each call concatenates its pieces."""
+    """Return for each operand except a True if its pieces are copied together."""
     known = problem_of_text(problem)
-    gathered = gathered_roles(known)
-    return tuple(role in gathered for role, _ in known.operands if role != "a")
+    copied = gathered_roles(known)
+    return tuple(role in copied for role, _ in known.operands if role != "a")
 
 
 @functools.lru_cache(_CAPACITY)
-def _parts(problem: str, widths: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the keys of the separate products, each into its columns of the whole result."""
+def _parts(problem: str, widths: tuple[int, ...], invariant: bool) -> tuple[str, ...]:
+    """Return the keys of the separate products, each into its columns of the whole result.
+
+    Batch-invariant ones have a result of their own, for which their weights have tables.
+    """
     ends = itertools.accumulate(widths)
-    whole = problem_of_text(problem)
-    return tuple(_part_of(whole, end - width, end).key for width, end in zip(widths, ends, strict=True))
+    known = problem_of_text(problem)
+    return tuple(_part_of(known, end - width, end, invariant).key for width, end in zip(widths, ends, strict=True))
 
 
-def _part_of(problem: Problem, begin: int, end: int) -> Problem:
-    """Return the Problem of columns ``begin`` to ``end``, whose result is these columns of the whole result."""
-    gathered = gathered_roles(problem)
+def _part_of(problem: Problem, begin: int, end: int, invariant: bool) -> Problem:
+    """Return the Problem of columns ``begin`` to ``end``, whose result is these columns, or a separate one."""
+    copied = (*gathered_roles(problem), *(("out",) if invariant else ()))
 
-    def columns(role: str, whole: Layout) -> Layout:
-        size = (*whole.size[:-1], end - begin)
-        if role in gathered:
-            return Layout.contiguous(size, whole.dtype)
-        offset = (whole.offset + begin * whole.stride[-1]) % max(1, ALIGNED_BYTES // whole.dtype.itemsize)
-        return dataclasses.replace(whole, size=size, offset=offset)
+    def columns(role: str, layout: Layout) -> Layout:
+        size = (*layout.size[:-1], end - begin)
+        if role in copied:
+            return Layout.contiguous(size, layout.dtype)
+        offset = (layout.offset + begin * layout.stride[-1]) % max(1, ALIGNED_BYTES // layout.dtype.itemsize)
+        return dataclasses.replace(layout, size=size, offset=offset)
 
     wholes = [(role, layout) for role, layout in problem.operands if role != "a"] + [("out", problem.out)]
     fields: dict[str, Any] = {role: columns(role, layout) for role, layout in wholes}
@@ -105,33 +112,6 @@ def _fits(part: str, pieces: Sequence[Tensor]) -> bool:
 
 def _strides(layout: Layout) -> list[int]:
     return [stride for size, stride in zip(layout.size, layout.stride, strict=True) if size > 1]
-
-
-def _whole(pieces: Sequence[Tensor]) -> Tensor | None:
-    """Return the tensor whose columns the pieces are, or None if they are not adjacent in memory."""
-    first = pieces[0]
-    stride, address, columns = first.stride(), first.data_ptr(), 0
-    step = stride[-1] * first.element_size()
-    for x in pieces:
-        if x.data_ptr() != address + columns * step or x.stride()[-1] != stride[-1] or (x.shape[0] > 1 and x.stride() != stride):
-            return None
-        columns += x.shape[-1]
-    key = (address, first.dtype, first.shape, stride, columns)
-    found = _wholes.get(key)
-    if found is None:
-        if len(_wholes) >= _CAPACITY:
-            _wholes.clear()
-        found = _wholes[key] = _over(first, columns)
-    return found
-
-
-def _over(first: Tensor, columns: int) -> Tensor:
-    """Return a tensor of ``columns`` columns that begins with the first piece and extends past its storage."""
-    size = (*first.shape[:-1], columns)
-    span = 1 + sum((n - 1) * s for n, s in zip(size, first.stride(), strict=True))
-    storage = torch._C._construct_storage_from_data_pointer(first.data_ptr(), first.device, span * first.element_size())
-    with torch.inference_mode(False), torch.no_grad():
-        return torch.empty(0, dtype=first.dtype, device=first.device).set_(storage, 0, size, first.stride())
 
 
 def _new(tensors: Sequence[Tensor], problem: str, widths: Sequence[int]) -> Tensor:

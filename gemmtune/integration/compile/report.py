@@ -62,7 +62,7 @@ class GemmDecision(Decision):
         gated = self.fused.gated if self.fused else ""
         behind = f" then {epilogue}" if epilogue else f" gated by {gated}" if gated else ""
         alone = f"{self.pick}, the epilogue is Inductor's" if epilogue else f"{self.pick}"
-        joined = f"joined to {self.joined.n if self.joined else ''} columns, {alone}"
+        joined = f"joined to {self.joined.n} columns, {alone}" if self.joined else f"joined, {self.pick}"
         outcome = {"fused": f"fused, {self.pick}", "alone": alone, "joined": joined}.get(self.taken, "left to torch")
         times = ", ".join(f"{name} {time_us:.1f} µs" for name, time_us in self.times_us)
         return f"{text}{behind}: {outcome}; {self.reason}" + (f" ({times})" if times else "")

@@ -16,8 +16,10 @@ from torch import fx
 from torch._guards import CompileContext
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from ... import settings as settings_module
 from ...operators.torch_products import with_dimensions
 from ...problem import Problem
+from ...store.store import open_store
 from ...version import __version__
 from .attention import attention_of
 from .attention_times import AttentionDecision
@@ -25,6 +27,7 @@ from .decisions import RewritePolicy
 from .epilogues import EpilogueOperand
 from .experts import changes_around
 from .horizontal import HorizontalFusion, adjacent_inputs, find_horizontal_fusions
+from .invariant_joins import join_invariant
 from .planned import OPERATOR, ready_plan
 from .planned_horizontal import OPERATOR as HORIZONTAL_OPERATOR
 from .planned_horizontal import ready_horizontal
@@ -48,6 +51,8 @@ class RewriteProducts(CustomGraphPass):
         # Run the passes that were installed before.
         for other in self.others:
             other(graph)
+        # Join batch-invariant layers.
+        joined = join_invariant(graph)
         # Find the GEMMs and those that may become one, and measure what the policy needs for all of them at once.
         order = {node: place for place, node in enumerate(graph.nodes)}
         nodes = [node for node in graph.nodes if node.target in PRODUCTS]
@@ -59,7 +64,7 @@ class RewriteProducts(CustomGraphPass):
         # Rewrite horizontal fusions first, then each remaining GEMM.
         rewriting = _Rewriting(graph=graph, policy=self.policy, order=order)
         fused = {node: decision for fusion in fusions for node, decision in rewriting.rewrite_fusion(fusion)}
-        decided = [fused[node] if node in fused else rewriting.rewrite_node(node) for node in nodes]
+        decided = joined + [fused[node] if node in fused else rewriting.rewrite_node(node) for node in nodes]
         # Replace attention of one query.
         decided += rewriting.rewrite_attention()
         # Keep the decisions for ``explain``.
@@ -73,13 +78,14 @@ class RewriteProducts(CustomGraphPass):
             graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
-        """Return our part of a graph's key in Inductor's cache: our source, the policy, adjacent inputs and the other passes.
+        """Return our part of a graph's key in Inductor's cache: our source, the policy, adjacent inputs, tables, and other passes.
 
         None if the policy or another pass has no key. Inductor then does not cache the graph.
         """
         reported = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self.others]
-        known = (self.policy.token(), *reported)
-        return None if None in known else (_source_digest(), __version__, adjacent_inputs(), *known)
+        known, adjacent = (self.policy.token(), *reported), adjacent_inputs()
+        tables = open_store(settings_module.current()).digest() if adjacent else ""
+        return None if None in known else (_source_digest(), __version__, adjacent, tables, *known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

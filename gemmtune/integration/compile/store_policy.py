@@ -11,6 +11,7 @@ from torch._inductor import config as inductor_config
 
 from ... import settings as settings_module
 from ...device import detect
+from ...dispatch.threads import in_a_thread
 from ...problem import Problem
 from ...store.key import canonical, fingerprint
 from ...store.store import open_store
@@ -19,10 +20,10 @@ from . import attention_times
 from .attention import Attention
 from .attention_times import AttentionDecision
 from .horizontal import HorizontalFusion
+from .invariant_joins import fusion_has_the_bits
 from .products import Product
 from .report import Decision, GemmPair, WholeAndParts
 from .stored_decisions import StoredDecisions
-from .threads import in_a_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,14 @@ class StorePolicy:
             in_a_thread(functools.partial(StoredDecisions.here(device).measure, list(pairs), list(wholes)))
 
     def decide_horizontal(self, fusion: HorizontalFusion) -> Decision:
-        """Return ``joined`` if one product beats the separate ones by more than fused epilogues of these save."""
+        """Return ``joined`` if one product beats the separate ones by more than fused epilogues of these save.
+
+        With ``batch_invariant`` if it has their bits.
+        """
         if settings_module.current().batch_invariant:
-            return Decision(taken="", reason="batch_invariant: each weight has its own table")
+            joins = not settings_module.current().disable and fusion_has_the_bits(fusion)
+            reason = "batch_invariant: one product has the bits" if joins else "batch_invariant: each weight has its own table"
+            return Decision(taken="joined" if joins else "", reason=reason)
         return StoredDecisions.here(fusion.products[0].gemm.meta["val"].device).decide_horizontal(*_parts(fusion))
 
     def decide(self, product: Product) -> Decision:

@@ -27,7 +27,6 @@ from ...store.store import Row, Store, open_store
 from ...timing import neighbours
 from ...timing.rounds import TIE, tie
 from ..measured import candidates_in_models, in_models, inductor_overlaps, tune_products
-from .planned_horizontal import gathered_roles
 from .report import Decision, GemmPair, Taken, WholeAndParts
 from .variants import BACKEND_NAME, CompiledVariant, GraphVariant, HorizontalVariant, VariantName
 
@@ -248,7 +247,7 @@ class StoredDecisions:
         parts = tuple(alone for alone, _ in pairs)
         single = [self._candidates(part).picked for part in parts]
         picks: dict[VariantName, list[Choice | None]] = {"apart": single, "joined": [self._candidates(whole).picked]}
-        widths = "+".join(str(part.n) for part in parts) + (" gathered" if gathered_roles(whole) else "")
+        widths = "+".join(str(part.n) for part in parts)
         if None in (*picks["apart"], *picks["joined"]):
             return []
         return [

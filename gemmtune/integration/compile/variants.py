@@ -27,7 +27,6 @@ from ...problem.epilogue import evaluate
 from ...problem.grouped_compositions import gated_columns
 from ...problem.operations import DENSE_OPS
 from .decisions import FixedPolicy
-from .planned_horizontal import gathered_roles
 from .rewriting import RewriteProducts
 
 BACKEND_NAME = "compiled"
@@ -55,10 +54,7 @@ class GraphVariant(Choice):
 
 @dataclass(frozen=True, kw_only=True)
 class HorizontalVariant(GraphVariant):
-    """``problem`` as one product (``joined``), or as its separate ``parts`` by their own picks (``apart``).
-
-    The time of ``joined`` includes the concatenation of the scales that it needs.
-    """
+    """``problem`` as one product (``joined``), or as its separate ``parts`` by their own picks (``apart``)."""
 
     parts: tuple[Problem, ...]
 
@@ -67,7 +63,7 @@ class HorizontalVariant(GraphVariant):
         index = torch.cuda.current_device() if self.problem.device_type == "cuda" else -1
         with settings_module.use(settings_module.current().never_tuning):
             if self.variant == "joined":
-                return self._gathering(plan_for(self.problem, index).kernel)
+                return plan_for(self.problem, index).kernel
             kernels = [plan_for(part, index).kernel for part in self.parts]
         device = torch.device(self.problem.device_type)
         outs = [_example(part.out, device) for part in self.parts]
@@ -77,21 +73,6 @@ class HorizontalVariant(GraphVariant):
             a, *wholes = tensors
             for kernel, own, end in zip(kernels, outs, ends, strict=True):
                 kernel.run(own, (a, *(x[..., end - own.shape[1] : end] for x in wholes)), scalars)
-
-        return Kernel(run=run)
-
-    def _gathering(self, kernel: Kernel) -> Kernel:
-        """Return the kernel preceded by the concatenation of its scales, as ``run_horizontal`` does it."""
-        gathered, widths = gathered_roles(self.problem), [part.n for part in self.parts]
-        if not gathered:
-            return kernel
-        roles = [role for role, _ in self.problem.operands]
-
-        def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
-            pairs = zip(roles, tensors, strict=True)
-            kernel.run(
-                out, tuple(torch.cat(torch.split(x, widths, -1), -1) if role in gathered else x for role, x in pairs), scalars
-            )
 
         return Kernel(run=run)
 
