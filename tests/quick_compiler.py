@@ -49,7 +49,7 @@ exec {compiler} "$@" -O0 -w -include {folder}/headers.h
 _INDUCTORS = """\
 #!/bin/sh
 case "$*" in
-*-O3*) exec {compiler} "$@" -O0 -w;;
+*-O[1-3]*) exec {compiler} "$@" -O0 -w;;
 *) exec {compiler} "$@";;
 esac
 """
