@@ -34,6 +34,7 @@ pytest_plugins = ["pytester"]
 
 CPP = """
 #include <cstdint>
+#pragma GCC optimize("O2")
 extern "C" void matmul(const float* a, const float* b, float* out, int64_t m, int64_t n, int64_t k) {
   for (int64_t i = 0; i < m; i++)
     for (int64_t j = 0; j < n; j++) {
