@@ -11,10 +11,13 @@ import gc
 import os
 import shutil
 import signal
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import hypothesis
 import parallel
@@ -30,6 +33,7 @@ from processes import Run
 
 from gemmtune import settings
 from gemmtune.device import DeviceInfo
+from gemmtune.store import storefile
 from gemmtune.store.store import _stores as opened_stores
 from gemmtune.timing.limits import measure_limits
 from gemmtune.workers import worker
@@ -49,6 +53,23 @@ __all__ = [
 
 IDLE_S = 3600.0
 """Idle time after which a worker process ends. A long one saves tests from importing torch again each minute."""
+
+
+class _Undelayed(sqlite3.Connection):
+    """Connection that does not wait for the disk. Its files survive a kill all the same, and no test cuts the power."""
+
+    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        """Execute a statement, without a wait that it may ask for."""
+        return super().execute(_NO_WAIT if statement.startswith("PRAGMA synchronous") else statement, *values)
+
+    def executescript(self, script: str) -> sqlite3.Cursor:
+        """Execute the script of a new file."""
+        self.execute(_NO_WAIT)
+        return super().executescript(script)
+
+
+_NO_WAIT = "PRAGMA synchronous = OFF"
+storefile.sqlite3 = SimpleNamespace(**vars(sqlite3) | {"connect": functools.partial(sqlite3.connect, factory=_Undelayed)})  # type: ignore[assignment]
 
 if parallel.WORKER is None:
     _kept = os.environ.get("GEMMTUNE_CACHE_DIR")

@@ -41,7 +41,7 @@ headers={folder}/headers.h.gch/$(echo $flags | cksum | tr ' ' -)
 if [ ! -e "$headers" ]; then
   {compiler} $flags -O0 -w -x c++-header {folder}/headers.h -o {folder}/$$.gch && mv {folder}/$$.gch "$headers"
 fi
-exec {compiler} "$@" -O0 -w -include {folder}/headers.h
+exec {compiler} "$@" -O0 -w --param ggc-min-heapsize=4000000 -include {folder}/headers.h
 """
 """Wrapper script. A compiler tries each file in ``headers.h.gch``, and reads the header itself if none has its flags."""
 
@@ -49,7 +49,7 @@ exec {compiler} "$@" -O0 -w -include {folder}/headers.h
 _INDUCTORS = """\
 #!/bin/sh
 case "$*" in
-*-O3*) exec {compiler} "$@" -O0 -w;;
+*-O[1-3]*) exec {compiler} "$@" -O0 -w;;
 *) exec {compiler} "$@";;
 esac
 """

@@ -1,5 +1,6 @@
 """Words of case ids, traits and options."""
 
+import functools
 import re
 from typing import get_args
 
@@ -104,6 +105,7 @@ def plain_scales(op: str) -> str:
     return "tensor" if "tensor" in words else words[0]
 
 
+@functools.cache
 def weights_of(op: str) -> tuple[str, ...]:
     """Return the types of b that an operation allows besides that of a: narrow weights, or the other 8-bit float."""
     row = ROWS[op]

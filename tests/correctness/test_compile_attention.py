@@ -15,6 +15,7 @@ from compiled_graphs import FixedPolicy
 from processes import Run
 from torch import fx
 from torch._inductor import config as inductor_config
+from torch._inductor.exc import InductorError
 
 from gemmtune import settings
 from gemmtune.choice import Status
@@ -134,15 +135,16 @@ def test_a_graph_runs_ours_without_repeating_heads() -> None:
 
 
 def found_in(*given: Tensor, **how: Any) -> list[Attention]:
-    """Return the attention that is found in a graph of ``step``."""
+    """Return the attention that is found in a graph of ``step``, for which Inductor then generates no code."""
     graphs: list[fx.Graph] = []
 
     class Finding(Watching):
         def __call__(self, graph: fx.Graph) -> None:
             graphs.append(graph)
+            raise NotImplementedError("only its graph is wanted")
 
-    with torch.no_grad():
-        options = {"post_grad_custom_post_pass": Finding(FixedPolicy(""))}
+    options = {"post_grad_custom_post_pass": Finding(FixedPolicy(""))}
+    with torch.no_grad(), pytest.raises(InductorError, match="only its graph is wanted"):
         torch.compile(step, fullgraph=True, dynamic=False, options=options)(*given, **how)
     return [x for graph in graphs for x in attention_of(graph.nodes)]
 

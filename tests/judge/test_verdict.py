@@ -17,9 +17,10 @@ from gemmtune.backends.own.targets import loaded
 from gemmtune.choice import Claims
 from gemmtune.errors import GemmtuneError, SubjectError, UnavailableError
 from gemmtune.judging import sizes
+from gemmtune.judging import verdict as verdicts
 from gemmtune.judging.report import as_html, as_json, lines
 from gemmtune.judging.targets import target_of, targets_of
-from gemmtune.judging.verdict import Judgement, Standing, judge
+from gemmtune.judging.verdict import Judgement, Standing, Verdict, judge
 from gemmtune.problem import Problem
 from gemmtune.selector import pick
 from gemmtune.untrusted.candidate import TORCH, Candidate, CandidateEnded, RemoteError
@@ -33,6 +34,7 @@ pytest_plugins = ["pytester"]
 
 CPP = """
 #include <cstdint>
+#pragma GCC optimize("O2")
 extern "C" void matmul(const float* a, const float* b, float* out, int64_t m, int64_t n, int64_t k) {
   for (int64_t i = 0; i < m; i++)
     for (int64_t j = 0; j < n; j++) {
@@ -79,7 +81,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def judged(folder: Path) -> Judgement:
+def known() -> dict[str, Verdict]:
+    return {}
+
+
+@pytest.fixture
+def remembered(known: dict[str, Verdict], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judge each candidate of the folder once, whether Python, the command or pytest asks."""
+    judged = verdicts._judged
+
+    def once(target: Target | SubjectError, options: verdicts._Options) -> Verdict:
+        asked = f"{target} {options}"
+        if asked not in known:
+            known[asked] = judged(target, options)
+        return known[asked]
+
+    monkeypatch.setattr(verdicts, "_judged", once)
+
+
+@pytest.fixture
+def judged(folder: Path, remembered: None) -> Judgement:
     return judge(str(folder), device="cpu", level="brief")
 
 
@@ -143,6 +164,7 @@ def test_text_from_elsewhere_is_no_line_of_the_report(judged: Judgement) -> None
         assert not [line for line in text.splitlines() if line.startswith(("verdict: RIGHT", "x.py"))]
 
 
+@pytest.mark.usefixtures("remembered")
 def test_command_prints_and_exits(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tmp_path / "v.json", tmp_path / "v.html"
     assert cli.run(["judge", f"{folder / 'model.py'}:ModelNew", *ON_CPU, "--json", str(made[0]), "--html", str(made[1])]) == 0
@@ -243,6 +265,7 @@ def test_unavailable_program_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         Candidate(TORCH).opened()
 
 
+@pytest.mark.usefixtures("remembered")
 def test_pytest_has_a_test_for_each_target(folder: Path, pytester: pytest.Pytester) -> None:
     names = [str(folder / name) for name in ("model.py", "zeros.py", "broken.py")]
     options = ["-p", "gemmtune.judging.plugin", "--judge-level=brief", "--judge-device=cpu", "-p", "no:cacheprovider"]

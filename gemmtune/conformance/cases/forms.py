@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...declaration.labels import FLOAT8, ROWS, SCALES_OF, plain_scales, weights_of
 
@@ -35,22 +35,23 @@ class Form:
     gated: str = ""
     index: str = ""
 
-    def fits(self, case: Case) -> bool:
-        """Return True if ``case`` has this form."""
+    @classmethod
+    def of(cls, case: Case) -> Form:
+        """Return the form that ``case`` has."""
         other = case.row.float8 and bool(case.weights)
         weights, other = "" if other else case.weights, other and case.weights != case.dtype
-        return self == Form(
+        return cls(
             scales=case.scales, scale_dtype=case.scale_dtype, weights=weights, zeros=case.zeros, result=case.result, other=other,
             picks=bool(case.tokens), gated=case.gated, index=case.index,
         )  # fmt: skip
 
-    def of(self, case: Case) -> Case:
-        """Return ``case`` in this form. An a of which rows are picked gets as many rows as the case has."""
-        weights = FLOAT8[case.dtype == FLOAT8[0]] if self.other else self.weights
-        return case.changed(
-            scales=self.scales, scale_dtype=self.scale_dtype, weights=weights, zeros=self.zeros, result=self.result,
-            tokens=str(max(case.m, 1)) if self.picks else "", gated=self.gated, index=self.index,
-        )  # fmt: skip
+    def fields(self, dtype: str, m: int) -> dict[str, Any]:
+        """Return the fields of a case in this form. An a of which rows are picked gets as many rows as the case has."""
+        return {
+            "scales": self.scales, "scale_dtype": self.scale_dtype,
+            "weights": FLOAT8[dtype == FLOAT8[0]] if self.other else self.weights, "zeros": self.zeros, "result": self.result,
+            "tokens": str(max(m, 1)) if self.picks else "", "gated": self.gated, "index": self.index,
+        }  # fmt: skip
 
 
 PLAIN_FORMS = (Form(),)

@@ -152,34 +152,36 @@ class Sample:
 
     def _case(self, scope: Scope, number: int, plain: Case, size: Size, pair: Pair, variant: Variant) -> Case | None:
         """Return one case, or None if the scope excludes it. ``number`` cycles through the fields that no axis sets."""
-        (m, n, k), (a, b), traits = size, pair, scope.traits
+        (m, n, k), (a, b), traits, row = size, pair, scope.traits, plain.row
         fields: dict[str, Any] = {"variant": variant} if isinstance(variant, str) else {}
-        if plain.row.sparse:
+        if row.sparse:
             sides = traits.blocks or BLOCK_SIDES
             kind = BLOCK_KINDS[(number + number // len(sides)) % len(BLOCK_KINDS)]
             fields |= {"blocks": sides[number % len(sides)] + kind}
             b, (n, k) = PLAIN, in_blocks(fields["blocks"], n, k)
-        if plain.row.grouped:
+        if row.grouped:
             fields["groups"] = GROUPS[number % len(GROUPS)]
-        case = plain.changed(m=m, n=n, k=k, a=a, b=b, **fields)
-        if case.batched:
-            case = case.changed(batch=BATCHES[number % len(BATCHES)])
-        if case.added:
-            case = case.changed(
-                bias=traits.bias[number % len(traits.bias)],
-                alpha="general" if traits.alpha else "one",
-                beta="general" if traits.beta else "one",
-            )
-        forms = forms_of(case.op, traits)
+        if row.batched:
+            fields["batch"] = BATCHES[number % len(BATCHES)]
+        if plain.added:
+            fields |= {
+                "bias": traits.bias[number % len(traits.bias)],
+                "alpha": "general" if traits.alpha else "one",
+                "beta": "general" if traits.beta else "one",
+            }
+        forms = forms_of(plain.op, traits)
         if not forms:
             return None
         if forms != PLAIN_FORMS:
-            case = forms[form_number(number + zlib.crc32(case.property_name.encode()), len(forms))].of(case)
-            case = _routed(case, number // len(forms))
-            case = case.changed(k=k + -k % case.step_of_k)
-        if case.row.second == "K2" and k:  # K2 equals K with equal strides, or other ones, and is longer and shorter than K
+            form = forms[form_number(number + zlib.crc32(plain.property_name.encode()), len(forms))]
+            fields |= form.fields(plain.dtype, m)
+            fields |= _routed(plain, fields["tokens"], m, number // len(forms))
+        if row.second == "K2" and k:  # K2 equals K with equal strides, or other ones, and is longer and shorter than K
             by = traits.multiples[2]
-            case = case.changed(k2=("", str(2 * k + by), str(max(k // 2 // by * by, by)), str(k))[number % 4])
+            fields["k2"] = ("", str(2 * k + by), str(max(k // 2 // by * by, by)), str(k))[number % 4]
+        case = plain.changed(m=m, n=n, k=k, a=a, b=b, **fields)  # once, because each change checks all fields
+        if k % case.step_of_k:
+            case = case.changed(k=k + -k % case.step_of_k)
         if not self.admits(case):
             return None
         case = self.finish(case if isinstance(variant, str) else case.changed(**variant))
@@ -188,11 +190,11 @@ class Sample:
         return case if all(scope.allows(x) for x in (case, *self.further(case))) else None
 
 
-def _routed(case: Case, number: int) -> Case:
-    """Return ``case`` with the ``number``-th count of rows that are picked from, fewer or more than M, or added up."""
-    if case.tokens:
-        return case.changed(tokens=str((max(case.m // 2, 1), case.m, 2 * case.m + 3)[number % 3]))
-    return case.changed(each=EACH[number % len(EACH)]) if case.row.operand("weights") is not None else case
+def _routed(plain: Case, tokens: str, m: int, number: int) -> dict[str, str]:
+    """Return the ``number``-th count of rows that are picked from, fewer or more than M, or of those that are added up."""
+    if tokens:
+        return {"tokens": str((max(m // 2, 1), m, 2 * m + 3)[number % 3])}
+    return {"each": EACH[number % len(EACH)]} if plain.row.operand("weights") is not None else {}
 
 
 def sample_order(cases: Iterable[Case], *, seed: int) -> list[Case]:

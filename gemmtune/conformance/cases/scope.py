@@ -11,7 +11,7 @@ from ...declaration.labels import DTYPES, FLOAT8, FLOATS, OPS, ROWS
 from ...declaration.layouts import KINDS, PLAIN
 from ...declaration.traits import Traits
 from .case import Case
-from .forms import forms_of
+from .forms import Form, forms_of
 from .statement import problem_of
 
 
@@ -84,7 +84,7 @@ class Scope:
             return False
         if case.out and not traits.out:
             return False
-        if case.k % case.step_of_k or not any(form.fits(case) for form in forms_of(case.op, traits)):
+        if case.k % case.step_of_k or Form.of(case) not in forms_of(case.op, traits):
             return False
         undeclared = [name for name in ("alpha", "beta") if getattr(case, name) != "one" and not getattr(traits, name)]
         if case.added and (case.bias not in traits.bias or undeclared):

@@ -118,7 +118,9 @@ def _large(op: str, traits: Traits, device_type: str) -> Iterator[Problem]:
     plain = Case(property_name="offers", op=op, m=256, n=256, k=256, scales=plain_scales(op))
     for a, b in (("row", "row"),) if plain.row.sparse else (("row", "col"), ("col", "row")):
         for dtype, form in itertools.product(scope.tested_dtypes(op), forms_of(op, traits)):
-            yield problem_of(form.of(plain.changed(dtype=dtype, a=a, b=b, batch=4 if plain.batched else 1)), device_type)
+            fields = form.fields(dtype, plain.m)
+            case = plain.changed(dtype=dtype, a=a, b=b, batch=4 if plain.batched else 1, **fields)
+            yield problem_of(case, device_type)
 
 
 def _ways(problem: Problem) -> tuple[Problem, ...]:
