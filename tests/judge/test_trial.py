@@ -15,7 +15,7 @@ from gemmtune.choice import Claims
 from gemmtune.numerics.operands import Operands
 from gemmtune.problem import Problem
 from gemmtune.untrusted.candidate import Candidate, Reading
-from gemmtune.untrusted.checks import Checker, nearby, one_changed
+from gemmtune.untrusted.checks import Checker
 from gemmtune.untrusted.conduct import Conduct
 from gemmtune.untrusted.memory import Memory
 from gemmtune.untrusted.shape import Shape, note_calls
@@ -23,6 +23,7 @@ from gemmtune.untrusted.subject import rival
 from gemmtune.untrusted.target import TORCH, Target
 from gemmtune.untrusted.trial import Trial
 from gemmtune.untrusted.twin import tells
+from gemmtune.untrusted.variations import nearby, one_changed
 
 PROBLEM = Problem.mm(24, 40, 32)
 SLY = """
