@@ -11,6 +11,12 @@ from ..problem.dtypes import dtype_info
 
 PLAIN = 0.4
 """Share of the operands without structure."""
+STRUCTURES = ("far", "near", "positive", "outliers", "padded", "repeated")
+"""Kinds of structure.
+
+far: a is tiny and b huge, or the reverse. near: b is small, as a layer's weights are. positive: from 0 to 1. outliers: some columns
+of a are large, as in activations. padded: the end of K is 0 in a. repeated: rows of a begin as others do.
+"""
 FAR, NEAR = 40, -5
 """Powers of two: one that numbers of 16 bits, and sums of such parts, do not hold, and one of the size of a layer's weights."""
 OUTLIERS, LARGE = 4, 2.0**6
@@ -23,25 +29,29 @@ LITTLE, LITTLE_OF_BFLOAT16 = 2.0**-10, 2.0**-8
 
 def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> None:
     """Give random floats one kind of structure, or none. a is (…, M, K), b is (…, K, N)."""
-    if not a.dtype.is_floating_point or a.dtype.itemsize < 2 or not (a.numel() and b.numel()) or rng.random() < PLAIN:
-        return
+    if a.dtype.is_floating_point and a.dtype.itemsize >= 2 and a.numel() and b.numel() and rng.random() > PLAIN:
+        impose(rng.choice(STRUCTURES), a, b, rng)
+
+
+def impose(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> None:
+    """Give floats a kind of structure, if their size and their dtype can have it."""
     k = a.shape[-1]
     wide = a.dtype in (torch.float32, torch.float64, torch.bfloat16)
-    match rng.choice(("far", "near", "positive", "outliers", "padded", "repeated")):
+    match kind:
         case "far" if wide:
             power = rng.choice((FAR, -FAR))
             a.mul_(2.0**power)
             b.mul_(2.0**-power)
         case "near" if wide:
             b.mul_(2.0**NEAR)
-        case "positive":  # from 0 to 1, with no more bits than before
+        case "positive":  # with no more bits than before
             a.abs_().remainder_(1)
             b.abs_().remainder_(1)
         case "outliers":
             a[..., [rng.randrange(k) for _ in range(OUTLIERS)]] *= LARGE
         case "padded" if k >= PADDED:
             a[..., k - k // PADDED :] = 0
-        case "repeated" if a.shape[-2] > 1:  # rows that begin as others do
+        case "repeated" if a.shape[-2] > 1:
             half = a.shape[-2] // 2
             a[..., -half:, : k // 2] = a[..., :half, : k // 2].clone()
 
