@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import builtins
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
+
+import numpy as np
+import torch
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
 BOUND = (staticmethod, classmethod)
+FOLDERS = {x.__name__: os.path.join(os.path.dirname(x.__file__), "") for x in (torch, np)}
+"""Folders of the packages that change classes of their own."""
 
 
 class Part(NamedTuple):
@@ -29,10 +35,16 @@ class Part(NamedTuple):
                 yield f"{self.name}.{name}", name, value, now
         if len(self.space) != len(self.names):  # a new function of a class may hide an inherited one
             for name in self.space.keys() - self.names:
-                if (value := _inherited(self.form, name)) is not None:
+                if (value := _inherited(self.form, name)) is not None and not self._is_of_package(get(name)):
                     yield f"{self.name}.{name}", name, value, get(name)
         if (form := _form(self.owner)) != self.form:
             yield f"the class of {self.name}", "", self.form, form
+
+    def _is_of_package(self, function: Any) -> bool:
+        """Return True for a function that the package of the class has added itself, when another module of it was imported."""
+        folder = FOLDERS.get(self.name.partition(".")[0])
+        code = getattr(getattr(function, "func", function), "__code__", None)  # partial functions have one inside
+        return folder is not None and getattr(code, "co_filename", "").startswith(folder)
 
 
 def parts_of(owners: Iterable[Any]) -> list[Part]:

@@ -217,7 +217,7 @@ def _readers() -> dict[str, Callable[[], object]]:
     tiny, matmul = torch.tensor([1e-310], dtype=torch.float64), torch.backends.cuda.matmul
     affinity, mask, one = os.sched_getaffinity, signal.pthread_sigmask, torch.ones(1, dtype=torch.float64)
     hooks = sys.gettrace, sys.getprofile, threading.gettrace, threading.getprofile
-    cut = 1e-20 * one
+    cut, modules = 1e-20 * one, torch.nn.modules.module
     implementations: set[str] = getattr(torch.library, "_impls", set())
     known, kernels, mha, errors = set(implementations), _kernels(), torch.backends.mha, np.geterr
     readers = (
@@ -237,6 +237,10 @@ def _readers() -> dict[str, Callable[[], object]]:
             "torch.backends": _flags_of_backends,
             "fast path of attention": mha.get_fastpath_enabled,
             "numpy.geterr": lambda: {name: how for name, how in errors().items() if how in ("raise", "call")},
+            "seed of torch's random numbers": torch.initial_seed,
+            "hooks of all modules": lambda: {
+                name: len(x) for name, x in vars(modules).items() if name.startswith("_global_") and x
+            },
             "handlers of signals": lambda: [signal.getsignal(x) for x in SIGNALS],
             "blocked signals": lambda: sorted(int(x) for x in mask(signal.SIG_BLOCK, ())),
             "tracing": lambda: any(hook() is not None for hook in hooks),
