@@ -13,7 +13,7 @@ import torch
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
 BOUND = (staticmethod, classmethod)
-FOLDERS = {x.__name__: os.path.join(os.path.dirname(x.__file__), "") for x in (torch, np)}
+FOLDERS = {x.__name__: os.path.join(next(iter(x.__path__)), "") for x in (torch, np)}
 """Folders of the packages that change classes of their own."""
 
 
