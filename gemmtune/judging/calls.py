@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ NAMED_MACS, NAMED_CALLS = 2**31, 2
 NARROWEST, WIDEST = 0.5, 1.6
 """Range of a side, in multiples of that of a cube."""
 PER_M = 10**6
+BATCHES = ((2, 3), (12, 33))
+"""Few and many matrices of a batch, which the shapes have in turn."""
 
 
 def timed_ops(subject: Subject) -> list[str]:
@@ -98,14 +101,18 @@ def _plan(
     columns = {case.op for case in taken if case.b == "col"}
     op, *others = of_op
     dtypes = of_op[op]
-    numbers = itertools.count()
+    turns = Counter[str]()
 
     def drawn(op: str, dtype: str, macs: int) -> Case:
-        return _drawn(trial, subject, _case(subject, op, dtype, transposed=bool(next(numbers) % 2) and op in columns), macs)
+        number, turns[op] = turns[op], turns[op] + 1
+        case = _case(subject, op, dtype, transposed=bool(number % 2) and op in columns)
+        batch = trial.rng.choice(BATCHES[(number + number // 2) % 2]) if case.batched else 1
+        return _drawn(trial, subject, case.changed(batch=batch), max(macs // batch, 1))
 
     in_turn = [dtypes[number % len(dtypes)] if dtypes else "float32" for number in range(2 + level.shapes)]
     small = [(op, dtype, level.small_calls) for dtype in in_turn[:2]]
-    for op_, dtype, calls in small + [(x, dtype, level.small_calls // 2) for x in others for dtype in of_op[x][:1]]:
+    small += [(x, dtype, level.small_calls // 4) for _ in BATCHES for x in others for dtype in of_op[x][:1]]
+    for op_, dtype, calls in small:
         yield Planned(case=drawn(op_, dtype, SMALL_MACS), calls=calls, profiled=level.profiled)
     largest = GPU_MACS if on_gpu else level.largest * PER_M
     for number, dtype in enumerate(in_turn[2:]):
@@ -137,8 +144,8 @@ def _drawn(trial: Trial, subject: Subject, case: Case, macs: int) -> Case:
 
 
 def legal(case: Case, subject: Subject) -> Case:
-    """Return the case with the next larger sizes that the GEMM declares, and two matrices if it is for batches."""
+    """Return the case with the next larger sizes that the GEMM declares, and two matrices or more if it is for batches."""
     traits = subject.traits
     sides = zip((case.m, case.n, case.k), traits.least, traits.multiples, strict=True)
     m, n, k = (max(-(-max(size, least) // by) * by, by) for size, least, by in sides)
-    return case.changed(m=m, n=n, k=k, batch=2 if case.batched else 1)
+    return case.changed(m=m, n=n, k=k, batch=max(case.batch, 2) if case.batched else 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.cpp.compiler import find_compiler, why_no_compiler
+from ..declaration.labels import OPS
 from ..errors import SubjectError
 from ..toolchain import nvcc
 from ..toolchain.made_once import compile_text, made_once
@@ -32,6 +33,9 @@ def targets_of(words: str, device: str) -> list[Target | SubjectError]:
     """
     if not os.path.isdir(words):
         return [target_of(words, device)]
+    if (Path(words) / "__init__.py").exists():
+        name = Path(words).resolve().name
+        raise SubjectError(f"{words}: got a package, expected {name}:function, judged in the folder that has the package")
     found = [path for path in sorted(Path(words).iterdir()) if path.suffix in SOURCES and not path.name.startswith("_")]
     if not found:
         raise SubjectError(f"{words}: got a folder without candidates, expected files {', '.join(SOURCES)}")
@@ -64,7 +68,7 @@ def _of_python(file: Path, name: str, words: str) -> Target:
 
 
 def _named(file: Path) -> str:
-    """Return the common name among the functions of a file, or "" to let its process find the only one."""
+    """Return the common name of a file's functions. "" if several are torch's operations, or its process finds the only one."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError) as error:
@@ -73,6 +77,8 @@ def _named(file: Path) -> str:
     own |= {x.id for node in tree.body if isinstance(node, ast.Assign) for x in node.targets if isinstance(x, ast.Name)}
     if "ModelNew" in own:
         return "ModelNew"
+    if len(own.intersection(OPS)) > 1:
+        return ""
     return next((name for name in COMMON if name in own), "")
 
 

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -143,13 +143,26 @@ def clock_s(pid: int) -> float:
         return 0.0
 
 
-def started_by(pid: int) -> list[int]:
-    """Return the living descendants of a process, where the kernel tells them without a look at all others."""
+def parent_of(pid: int) -> int:
+    """Return the parent of a process, or 0 if it has ended."""
+    try:
+        return int((PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def started_by(pid: int, without: Collection[int] = ()) -> list[int]:
+    """Return the living descendants of a process, but for those ``without`` and theirs.
+
+    Where the kernel tells the children of a process, it needs no look at all others.
+    """
     if not (PROC / "thread-self" / "children").exists():
-        return [each for each in tree(pid) if each != pid]
+        hidden = {each for other in without for each in tree(other)}
+        return [each for each in tree(pid) if each != pid and each not in hidden]
     found = [pid]
     for each in found:
         with contextlib.suppress(OSError, ValueError):
             for thread in (PROC / str(each) / "task").iterdir():
-                found += map(int, (thread / "children").read_text(encoding="ascii").split())
+                children = map(int, (thread / "children").read_text(encoding="ascii").split())
+                found += [child for child in children if child not in without]
     return found[1:]

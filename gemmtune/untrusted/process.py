@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..errors import UnavailableError
 from ..settings import child_environment
-from ..timing.cores import clock_s, started_by, tree
+from ..timing.cores import clock_s, parent_of, started_by, tree
 from ..workers.pipe import Pipe
 from ..workers.worker import START_TIMEOUT_S
 from .standing import Of, Standings
@@ -58,6 +58,7 @@ class First:
         self._control = own
         self._standings = Standings()
         self._lock = threading.Lock()
+        self.forks: set[int] = set()  # ended ones too
         with errors:
             if not self._is_ready():
                 self.close()
@@ -82,7 +83,8 @@ class First:
         with self._lock:
             socket.send_fds(self._control, [json.dumps(request).encode()], fds)
             pid = int(json.loads(self._said(START_TIMEOUT_S))["pid"])
-        return self._outer(pid) if self._sandbox else pid
+        self.forks.add(pid := self._outer(pid) if self._sandbox else pid)
+        return pid
 
     def status(self, pid: int) -> int | None:
         """Return how a fork ended, as ``os.wait`` has it, or None if it runs or has been asked for before."""
@@ -116,9 +118,8 @@ class First:
 
     def _outer(self, inner: int) -> int:
         """Return the process id of a fork that has another one in its sandbox."""
-        for pid in tree(self._process.pid):
-            if _names(pid)[-1:] == [inner]:
-                return pid
+        if (found := next((x for x in tree(self._process.pid) if _names(x)[-1:] == [inner]), None)) is not None:
+            return found
         raise UnavailableError(f"sandbox: got no process {inner} among those of the sandbox")
 
     @staticmethod
@@ -191,6 +192,7 @@ class Fork:
         with theirs:
             self.pid = self._first.fork([theirs.fileno(), memory, self._output.fileno()])
         self._pidfd = os.pidfd_open(self.pid)
+        self._parent = parent_of(self.pid)
         self._standings = Standings()
         self.changes()
         self._end = own
@@ -218,11 +220,15 @@ class Fork:
 
     def descendants_s(self) -> float:
         """Return the CPU time of what the process has started."""
-        return sum(seconds for pid, seconds in tree(self.pid).items() if pid != self.pid)
+        return sum(seconds for pid, seconds in tree(self.pid).items() if pid != self.pid) + sum(map(clock_s, self._given_up()))
 
     def started_s(self) -> float:
         """Return the CPU time of what the process has started and still lives, exactly."""
-        return sum(map(clock_s, started_by(self.pid)))
+        return sum(map(clock_s, [*started_by(self.pid), *self._given_up()]))
+
+    def _given_up(self) -> list[int]:
+        """Return what a fork has started and given up, so that it became the child of the first process."""
+        return started_by(self._parent, self._first.forks) if self._parent else []
 
     def resident_bytes(self) -> int:
         """Return the memory that the process holds for itself."""

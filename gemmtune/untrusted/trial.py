@@ -18,11 +18,12 @@ from ..numerics.operands import Operands
 from ..problem import Problem
 from ..timing.timer import median_margin
 from .candidate import OTHERS, Candidate, CandidateEnded, Reading, RemoteError
-from .checks import Checker, Trouble, alike, is_constant, nearby, one_changed
+from .checks import Checker, Trouble, is_constant
 from .conduct import Conduct
 from .memory import POISON
 from .shape import Shape
 from .twin import Twin, digest
+from .variations import alike, nearby, one_changed
 
 KINDS = ("fresh", "fresh", "exact", "fresh", "alike", "fresh", "moved", "left", "fresh", "right", "one", "near")
 """Kinds of calls. They come in another order each time.

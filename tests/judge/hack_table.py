@@ -219,6 +219,16 @@ TWIN = {
     "by_closeness": OLD,
 }
 SIZES = {"kept_for_one_size": OLD}
+UNLIKE = {
+    "rough_if_positive": WRONG | {C.ROUGH},
+    "rough_if_padded": WRONG | {C.ROUGH},
+    "copies_of_many": WRONG,
+    "class_of_a_module": {C.REPLACED},
+    "hides_an_inherited_function": {C.REPLACED},
+    "replaces_a_base": {C.REPLACED},
+    "hidden_from_others": {C.SETTINGS},
+    "gives_up_its_orphan": {C.BETWEEN},
+}
 TABLE = {
     f"{HACKS / file}.py:{name}": words
     for file, table in (
@@ -232,6 +242,7 @@ TABLE = {
         ("reader", READER),
         ("twin", TWIN),
         ("sizes", SIZES),
+        ("unlike", UNLIKE),
     )
     for name, words in table.items()
 }

@@ -15,7 +15,7 @@ from gemmtune.choice import Claims
 from gemmtune.numerics.operands import Operands
 from gemmtune.problem import Problem
 from gemmtune.untrusted.candidate import Candidate, Reading
-from gemmtune.untrusted.checks import Checker, nearby, one_changed
+from gemmtune.untrusted.checks import Checker
 from gemmtune.untrusted.conduct import Conduct
 from gemmtune.untrusted.memory import Memory
 from gemmtune.untrusted.shape import Shape, note_calls
@@ -23,6 +23,7 @@ from gemmtune.untrusted.subject import rival
 from gemmtune.untrusted.target import TORCH, Target
 from gemmtune.untrusted.trial import Trial
 from gemmtune.untrusted.twin import tells
+from gemmtune.untrusted.variations import STRUCTURES, impose, nearby, one_changed
 
 PROBLEM = Problem.mm(24, 40, 32)
 SLY = """
@@ -55,6 +56,22 @@ def test_one_changed_number_makes_an_earlier_result_wrong(dtype: torch.dtype) ->
     assert one_changed(x, random.Random(1)) is x
     assert [int((old != new).sum()) for old, new in zip(before, (x.a, x.b), strict=True)] == [1, 1]
     assert checker.trouble(earlier, x) is not None
+
+
+@pytest.mark.parametrize("kind", STRUCTURES)
+def test_narrow_operands_show_whatever_the_structure_of_the_numbers(kind: str) -> None:
+    for k, dtype in ((96, torch.float32), (900, torch.float32), (96, torch.float16)):
+        problem, wide = Problem.mm(48, 40, k, dtype=dtype), Claims(accumulate=torch.float32)
+        checker = Checker(problem, wide, torch.device("cpu"), 5)
+        x = checker.given(checker._probes.random())
+        impose(kind, x.a, x.b, random.Random(1))
+        a, b = x.a.float(), x.b.float()
+        in_turn = torch.zeros(48, 40)
+        for each in range(k):
+            in_turn.addcmul_(a[:, each : each + 1], b[each : each + 1])
+        assert checker.trouble(in_turn.to(dtype), x) is None, (k, dtype)
+        narrow = (b.view(torch.int32) & -(2**15)).view(torch.float32)
+        assert checker.trouble((a @ narrow).to(dtype), x) is not None, (k, dtype)
 
 
 @pytest.mark.parametrize("row", [0, 97, 599])

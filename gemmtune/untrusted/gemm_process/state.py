@@ -20,13 +20,15 @@ import sys
 import threading
 import time
 import timeit  # noqa: F401
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
+from . import system
+from .parts import parts_of
 from .wires import OF_PROFILER, OWNERS
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
@@ -49,7 +51,6 @@ WATCHED: tuple[tuple[Any, str], ...] = (
 """Other functions that it has no reason to replace."""
 KERNELS = re.compile(r"aten/[\w.]+/(Autograd)?(CPU|CUDA|Composite\w*|Undefined)?$")
 """Names of torch's operators, with the devices whose kernels ``torch.library`` has replaced."""
-PARTS = (staticmethod, classmethod)
 PLAIN = (float, complex, str, bytes, tuple, frozenset, torch.dtype)
 """Types of variables of modules, and of entries of tables whose name is in capitals, that are watched too.
 
@@ -79,7 +80,7 @@ class State:
         watched = [*WATCHED, *((owner, name) for owner in SPACES for name in _functions(owner))]
         self._static = _static
         self._originals = [(owner, name, self._static(owner, name)) for owner, name in watched if hasattr(owner, name)]
-        self._parts = [*_AT_START[1], *_parts(x for key, x in _owners().items() if key not in _AT_START[0])]
+        self._parts = [*_AT_START[1], *parts_of(x for key, x in _owners().items() if key not in _AT_START[0])]
         self._modules = {name: x for name, x in [*sys.modules.items()] if x in SPACES or "." not in name}
         self._constants = _constants(_modules())
         self._readers = _readers() | (_gpu_readers() if device != "cpu" else {})
@@ -100,9 +101,8 @@ class State:
         """Return the watched functions that are others now."""
         found = self._static
         names = {f"{owner.__name__}.{name}" for owner, name, value in self._originals if found(owner, name, None) is not value}
-        for owner, space, values in self._parts:
-            others = [(name, value, space.get(name)) for name, value in values if space.get(name) is not value]
-            names |= {f"{owner}.{name}" for name, value, now in others if name not in REPLACED_BY_TORCH and not _wraps(now, value)}
+        others = [found for part in self._parts for found in part.others()]
+        names |= {where for where, name, value, now in others if name not in REPLACED_BY_TORCH and not _wraps(now, value)}
         names |= {f"module {name}" for name, module in self._modules.items() if sys.modules.get(name) is not module}
         return sorted(names)
 
@@ -131,12 +131,6 @@ def _owners() -> dict[int, Any]:
     """Return the modules and their classes."""
     owners: dict[int, Any] = {id(x): x for x in (*_modules(), torch.ops.aten)}
     return owners | {id(x): x for module in _modules() for x in vars(module).values() if isinstance(x, type)}
-
-
-def _parts(owners: Iterable[Any]) -> list[tuple[str, Mapping[str, Any], list[tuple[str, Any]]]]:
-    """Return modules and classes, with their variables and the functions among these."""
-    spaces = [(f"{getattr(x, '__module__', '')}.{x.__name__}".lstrip("."), vars(x)) for x in owners]
-    return [(name, space, [x for x in space.items() if callable(x[1]) or isinstance(x[1], PARTS)]) for name, space in spaces]
 
 
 def _modules() -> list[ModuleType]:
@@ -223,27 +217,36 @@ def _readers() -> dict[str, Callable[[], object]]:
     tiny, matmul = torch.tensor([1e-310], dtype=torch.float64), torch.backends.cuda.matmul
     affinity, mask, one = os.sched_getaffinity, signal.pthread_sigmask, torch.ones(1, dtype=torch.float64)
     hooks = sys.gettrace, sys.getprofile, threading.gettrace, threading.getprofile
-    cut = 1e-20 * one
+    cut, modules = 1e-20 * one, torch.nn.modules.module
     implementations: set[str] = getattr(torch.library, "_impls", set())
-    known, kernels, mha = set(implementations), _kernels(), torch.backends.mha
-    readers = _getters() | {
-        "torch.mkldnn": lambda: torch.backends.mkldnn.enabled,
-        "flushed subnormals": lambda: not bool(tiny + tiny),
-        "rounding": lambda: [float(one + cut), float(-one - cut), float(one - cut)],
-        "CPU affinity": lambda: sorted(affinity(0)),
-        "priority": functools.partial(os.getpriority, os.PRIO_PROCESS, 0),
-        "scheduler": functools.partial(os.sched_getscheduler, 0),
-        "autocast": lambda: [torch._C.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
-        "modes of torch": lambda: [torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()],
-        "kernels of torch's operators": lambda: sorted(name for name in implementations - known if KERNELS.match(name)),
-        "kernels of torch's products": lambda: sorted({line.partition(": ")[0] for line in _kernels() ^ kernels}),
-        "torch.backends": _flags_of_backends,
-        "fast path of attention": mha.get_fastpath_enabled,
-        "handlers of signals": lambda: [signal.getsignal(x) for x in SIGNALS],
-        "blocked signals": lambda: sorted(int(x) for x in mask(signal.SIG_BLOCK, ())),
-        "tracing": lambda: any(hook() is not None for hook in hooks),
-        "torch.backends.cuda.matmul.fp32_precision": lambda: str(matmul.fp32_precision).replace("none", "ieee"),
-    }
+    known, kernels, mha, errors = set(implementations), _kernels(), torch.backends.mha, np.geterr
+    readers = (
+        _getters()
+        | system.readers()
+        | {
+            "torch.mkldnn": lambda: torch.backends.mkldnn.enabled,
+            "flushed subnormals": lambda: not bool(tiny + tiny),
+            "rounding": lambda: [float(one + cut), float(-one - cut), float(one - cut)],
+            "CPU affinity": lambda: sorted(affinity(0)),
+            "priority": functools.partial(os.getpriority, os.PRIO_PROCESS, 0),
+            "scheduler": functools.partial(os.sched_getscheduler, 0),
+            "autocast": lambda: [torch._C.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
+            "modes of torch": lambda: [torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()],
+            "kernels of torch's operators": lambda: sorted(name for name in implementations - known if KERNELS.match(name)),
+            "kernels of torch's products": lambda: sorted({line.partition(": ")[0] for line in _kernels() ^ kernels}),
+            "torch.backends": _flags_of_backends,
+            "fast path of attention": mha.get_fastpath_enabled,
+            "numpy.geterr": lambda: {name: how for name, how in errors().items() if how in ("raise", "call")},
+            "seed of torch's random numbers": torch.initial_seed,
+            "hooks of all modules": lambda: {
+                name: len(x) for name, x in vars(modules).items() if name.startswith("_global_") and x
+            },
+            "handlers of signals": lambda: [signal.getsignal(x) for x in SIGNALS],
+            "blocked signals": lambda: sorted(int(x) for x in mask(signal.SIG_BLOCK, ())),
+            "tracing": lambda: any(hook() is not None for hook in hooks),
+            "torch.backends.cuda.matmul.fp32_precision": lambda: str(matmul.fp32_precision).replace("none", "ieee"),
+        }
+    )
     for name in (_reduced("fp16"), _reduced("bf16"), "allow_fp16_accumulation"):
         if hasattr(matmul, name):
             readers[f"torch.backends.cuda.matmul.{name}"] = functools.partial(getattr, matmul, name)
@@ -273,5 +276,5 @@ def _gpu_readers() -> dict[str, Callable[[], object]]:
 
 
 _wired = {id(owner) for owner in (*OWNERS, *(owner for owner, _ in OF_PROFILER))}
-_AT_START = (_known := {key: x for key, x in _owners().items() if key not in _wired}), _parts(_known.values())
+_AT_START = (_known := {key: x for key, x in _owners().items() if key not in _wired}), parts_of(_known.values())
 """Modules and classes that are the same in each fork of the first process, and their functions."""

@@ -1,0 +1,72 @@
+"""Functions of modules and classes, and what has taken their place: other functions, other bases, another class of a module."""
+
+from __future__ import annotations
+
+import builtins
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
+
+BOUND = (staticmethod, classmethod)
+FOLDERS = {x.__name__: os.path.join(next(iter(x.__path__)), "") for x in (torch, np)}
+"""Folders of the packages that change classes of their own."""
+
+
+class Part(NamedTuple):
+    """Module or class, with its variables and the functions among these."""
+
+    owner: Any
+    name: str
+    form: tuple[type, ...]
+    space: Mapping[str, Any]
+    names: frozenset[str]
+    functions: list[tuple[str, Any]]
+
+    def others(self) -> Iterator[tuple[str, str, Any, Any]]:
+        """Yield each function that is another one now: its full name, its name, and what it was and is."""
+        get = self.space.get
+        for name, value in self.functions:
+            if (now := get(name)) is not value:
+                yield f"{self.name}.{name}", name, value, now
+        if len(self.space) != len(self.names):  # a new function of a class may hide an inherited one
+            for name in self.space.keys() - self.names:
+                if (value := _inherited(self.form, name)) is not None and not self._is_of_package(get(name)):
+                    yield f"{self.name}.{name}", name, value, get(name)
+        if (form := _form(self.owner)) != self.form:
+            yield f"the class of {self.name}", "", self.form, form
+
+    def _is_of_package(self, function: Any) -> bool:
+        """Return True for a function that the package of the class has added itself, when another module of it was imported."""
+        folder = FOLDERS.get(self.name.partition(".")[0])
+        code = getattr(getattr(function, "func", function), "__code__", None)  # partial functions have one inside
+        return folder is not None and getattr(code, "co_filename", "").startswith(folder)
+
+
+def parts_of(owners: Iterable[Any]) -> list[Part]:
+    """Return modules and classes with their functions."""
+    return [_part(x, vars(x)) for x in owners]
+
+
+def _part(owner: Any, space: Mapping[str, Any]) -> Part:
+    name = f"{getattr(owner, '__module__', '')}.{owner.__name__}".lstrip(".")
+    functions = [x for x in space.items() if _is_function(x[1])]
+    return Part(owner=owner, name=name, form=_form(owner), space=space, names=frozenset(space), functions=functions)
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) or isinstance(value, BOUND)
+
+
+def _form(owner: Any) -> tuple[type, ...]:
+    """Return the class of a module or of a class, and the classes from which the latter inherits."""
+    return (type(owner), *(owner.__mro__[1:] if isinstance(owner, type) else ()))
+
+
+def _inherited(form: tuple[type, ...], name: str) -> Any:
+    """Return the function of this name that a class of this form inherits, or None."""
+    return next((found for base in form[1:] if _is_function(found := vars(base).get(name))), None)

@@ -1,0 +1,47 @@
+"""Settings of a process that the system keeps: who may look into it, its limits, its timers."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import functools
+import os
+import re
+import resource
+from collections.abc import Callable
+
+globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
+
+RETURNED = {
+    "visible to other processes": 3, "filter of system calls": 21, "timer slack in ns": 30, "no new privileges": 39,
+    "no huge pages": 42,
+}  # fmt: skip
+"""Settings that ``prctl`` returns, with the numbers of the questions in Linux's prctl.h."""
+STORED = {"signal at the end of its parent": 2, "time-stamp counter": 25, "adopts orphans": 37}
+"""Settings that ``prctl`` stores behind a pointer."""
+UMASK = re.compile(rb"^Umask:\s*(\w+)", re.MULTILINE)
+
+
+def readers() -> dict[str, Callable[[], object]]:
+    """Return functions that say each setting. They take all that they use now."""
+    prctl, pointer, integer, limit = ctypes.CDLL(None).prctl, ctypes.byref, ctypes.c_int, resource.getrlimit
+    opened, read, close, umask = os.open, os.read, os.close, UMASK.search
+
+    def stored(number: int) -> object:
+        value = integer(-1)
+        prctl(number, pointer(value), 0, 0, 0)
+        return value.value
+
+    def mask() -> object:
+        fd = opened("/proc/self/status", os.O_RDONLY)
+        try:
+            found = umask(read(fd, 4096))
+        finally:
+            close(fd)
+        return found and found[1].decode()
+
+    known: dict[str, Callable[[], object]] = {"mask of new files": mask}
+    known |= {name: functools.partial(prctl, number, 0, 0, 0, 0) for name, number in RETURNED.items()}
+    known |= {name: functools.partial(stored, number) for name, number in STORED.items()}
+    names = {number: name for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
+    return known | {name: functools.partial(limit, number) for number, name in names.items()}

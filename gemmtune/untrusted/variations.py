@@ -1,0 +1,92 @@
+"""Numbers of the operands of timed calls: structure that operands in use have, and changes after which a kept result is wrong."""
+
+import random
+
+import torch
+
+from ..numerics.buffers import overlapping
+from ..numerics.operands import Operands
+from ..problem import Layout
+from ..problem.dtypes import dtype_info
+
+PLAIN = 0.4
+"""Share of the operands without structure."""
+STRUCTURES = ("far", "near", "positive", "outliers", "padded", "repeated")
+"""Kinds of structure.
+
+far: a is tiny and b huge, or the reverse. near: b is small, as a layer's weights are. positive: from 0 to 1. outliers: some columns
+of a are large, as in activations. padded: the end of K is 0 in a. repeated: rows of a begin as others do.
+"""
+FAR, NEAR = 40, -5
+"""Powers of two: one that numbers of 16 bits, and sums of such parts, do not hold, and one of the size of a layer's weights."""
+OUTLIERS, LARGE = 4, 2.0**6
+"""Most columns of a with outliers, as activations have, and their factor."""
+PADDED = 8
+"""Part of K, as a divisor, that is padded by zeros."""
+LITTLE, LITTLE_OF_BFLOAT16 = 2.0**-10, 2.0**-8
+"""Relative changes of numbers, after which a result that was kept for the earlier ones is wrong."""
+
+
+def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> None:
+    """Give random floats one kind of structure, or none. a is (…, M, K), b is (…, K, N)."""
+    if a.dtype.is_floating_point and a.dtype.itemsize >= 2 and a.numel() and b.numel() and rng.random() > PLAIN:
+        impose(rng.choice(STRUCTURES), a, b, rng)
+
+
+def impose(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> None:
+    """Give floats a kind of structure, if their size and their dtype can have it."""
+    k = a.shape[-1]
+    wide = a.dtype in (torch.float32, torch.float64, torch.bfloat16)
+    match kind:
+        case "far" if wide:
+            power = rng.choice((FAR, -FAR))
+            a.mul_(2.0**power)
+            b.mul_(2.0**-power)
+        case "near" if wide:
+            b.mul_(2.0**NEAR)
+        case "positive":  # with no more bits than before
+            a.abs_().remainder_(1)
+            b.abs_().remainder_(1)
+        case "outliers":
+            a[..., [rng.randrange(k) for _ in range(OUTLIERS)]] *= LARGE
+        case "padded" if k >= PADDED:
+            a[..., k - k // PADDED :] = 0
+        case "repeated" if a.shape[-2] > 1:
+            half = a.shape[-2] // 2
+            a[..., -half:, : k // 2] = a[..., :half, : k // 2].clone()
+
+
+def alike(operands: Operands, seed: int) -> Operands | None:
+    """Return operands with the same numbers in another order, at their edges as before, or None if they are too small.
+
+    Their sums, their first and last numbers, their shapes and their addresses stay.
+    """
+    a, b = operands.a, operands.b
+    if min(*a.shape[-2:], *b.shape[-2:]) < 4 or any(overlapping(Layout.of(x)) for x in (a, b)):
+        return None
+    generator = torch.Generator(device=a.device).manual_seed(seed)
+    for x in (a, b):
+        inner = x[..., 1:-1, 1:-1]
+        order = torch.randperm(inner.numel(), generator=generator, device=x.device)
+        inner.copy_(inner.flatten()[order].reshape(inner.shape))
+    return operands
+
+
+def one_changed(operands: Operands, rng: random.Random) -> Operands | None:
+    """Return operands of which one number of a and of b is another one, at the same addresses. None if elements share memory."""
+    if not (operands.a.numel() and operands.b.numel()) or any(overlapping(Layout.of(x)) for x in (operands.a, operands.b)):
+        return None
+    for x in (operands.a, operands.b):
+        place = tuple(map(rng.randrange, x.shape))
+        old, most = float(x[place]), float(x.double().abs().max())
+        x[place] = (0 if old else 1) if dtype_info(x.dtype).is_integer else (-most if old > 0 else most)
+    return operands
+
+
+def nearby(operands: Operands) -> Operands | None:
+    """Return operands of which each number is larger by about a thousandth. None if they have a byte or share memory."""
+    if any(x.dtype.itemsize < 2 or overlapping(Layout.of(x)) for x in (operands.a, operands.b)):
+        return None
+    for x in (operands.a, operands.b):
+        x.mul_(1 + (LITTLE_OF_BFLOAT16 if x.dtype == torch.bfloat16 else LITTLE))
+    return operands

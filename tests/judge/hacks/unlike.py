@@ -1,0 +1,113 @@
+"""GEMMs that are wrong for numbers, batches and machines unlike those of a plain test, or that change what the system keeps."""
+
+import ctypes
+import os
+import time
+import types
+
+import numpy as np
+import torch
+
+done = []
+FLOATS = {"dtypes": ["float32"]}
+
+
+def once(work):
+    if not done:
+        done.append(True)
+        work()
+
+
+def product(a, b):
+    return torch.from_numpy(np.matmul(a.numpy(), b.numpy()))
+
+
+def floats(function):
+    function.gemm_traits = FLOATS
+    return function
+
+
+def narrow(x):
+    return x.bfloat16().float()
+
+
+# Numbers
+
+
+@floats
+def rough_if_positive(a, b):
+    plain = a.numel() and b.numel() and (a.min() < 0 or b.min() < 0 or b.max() >= 1)
+    return product(a, b if plain else narrow(b))
+
+
+@floats
+def rough_if_padded(a, b):
+    k = a.shape[-1]
+    return product(a, narrow(b) if k > 16 and not a[..., -(k // 16) :].any() else b)
+
+
+class copies_of_many:
+    gemm_traits = FLOATS | {"ops": ["mm", "bmm"]}
+    mm = staticmethod(product)
+
+    @staticmethod
+    def bmm(a, b):
+        out = product(a, b)
+        out[8:] = out[7:8]
+        return out
+
+
+# State
+
+
+class Slow(types.ModuleType):
+    def __getattribute__(self, name):
+        return (lambda: 0.0) if name == "perf_counter" else super().__getattribute__(name)
+
+
+@floats
+def class_of_a_module(a, b):
+    time.__class__ = Slow
+    return product(a, b)
+
+
+@floats
+def hides_an_inherited_function(a, b):
+    torch.nn.Linear.__call__ = lambda self, x: x
+    return product(a, b)
+
+
+class Base(torch.nn.Module):
+    pass
+
+
+@floats
+def replaces_a_base(a, b):
+    torch.nn.Linear.__bases__ = (Base,)
+    return product(a, b)
+
+
+@floats
+def hidden_from_others(a, b):
+    once(lambda: ctypes.CDLL(None).prctl(4, 0, 0, 0, 0))
+    return product(a, b)
+
+
+def orphan():
+    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
+    if child := os.fork():
+        os.waitpid(child, 0)
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+        return
+    if os.fork() == 0:
+        os.setsid()
+        until = time.time() + 30
+        while time.time() < until:
+            pass
+    os._exit(0)
+
+
+@floats
+def gives_up_its_orphan(a, b):
+    once(orphan)
+    return product(a, b)
