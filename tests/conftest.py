@@ -122,6 +122,13 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
+def _no_graphs() -> None:
+    """Forget the compiled graphs of earlier files: Dynamo compiles the code of torch's own modules a few times only."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True, scope="module")
 def _small_heap() -> None:
     """Exclude remaining objects of earlier files, such as caches, from garbage collections.
 
