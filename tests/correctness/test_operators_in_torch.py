@@ -102,6 +102,14 @@ def test_vmap_over_narrow_operands():
     torch.testing.assert_close(got, A.float() @ (b.float() * scale[:, None]))
 
 
+@pytest.mark.usefixtures("warm")
+def test_compiled_autograd_runs_the_gradients_of_operators():
+    x = A.clone().requires_grad_()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        (got,) = torch.autograd.grad(torch.ops.gemmtune.mm(x, B).sin().sum(), x)
+    torch.testing.assert_close(got, torch.autograd.grad((x @ B).sin().sum(), x)[0])
+
+
 @pytest.mark.parametrize("op", [*DENSE, "mixed_mm"])
 def test_batched_gradients_and_second_derivatives(op: str):
     if op == "mixed_mm":
