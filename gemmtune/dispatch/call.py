@@ -79,9 +79,9 @@ def finished(
 
 def _cast_at_the_end(epilogue: Callable[..., torch.Tensor], acc: torch.Tensor, extra: Sequence[torch.Tensor]) -> torch.dtype | None:
     """Return the dtype to which the function casts at its end, or None if its result follows its argument's dtype."""
-    with torch.no_grad():
-        ones = [x.detach().new_ones([1] * x.dim()) for x in extra]
-        narrow, wide = (epilogue(acc.detach().new_ones((1, 1), dtype=dtype), *ones) for dtype in (torch.float16, torch.float64))
+    # No block without gradients: torch.export could not save a graph with one.
+    ones = [x.detach().new_ones([1] * x.dim()) for x in extra]
+    narrow, wide = (epilogue(acc.detach().new_ones((1, 1), dtype=dtype), *ones) for dtype in (torch.float16, torch.float64))
     return narrow.dtype if narrow.dtype == wide.dtype else None
 
 

@@ -171,6 +171,11 @@ class Following(_SingleLevelFunction):
             found = gradients(rules, grads[0].to(ctx.dtype), operands, ctx.shapes, ctx.numbers, ctx.wanted, product)
         return (None, None, None, *(found.get(name) for name in operator.tensors[: ctx.count]))
 
+    @staticmethod
+    def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
+        """Return the key that torch's compiled autograd asks each function for."""
+        return (ctx._autograd_function_id,)
+
 
 def followed(operator: Operator) -> Callable[..., Tensor]:
     """The kernel of the Autograd key, which gets the key set first."""

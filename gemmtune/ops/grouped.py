@@ -108,7 +108,8 @@ def _has_gradient(form: Form, epilogue_args: Sequence[Tensor]) -> bool:
 
 def _transposed(form: Form, out: Tensor | None, epilogue: EpilogueFunction | None, extra: Sequence[Tensor]) -> Tensor:
     """Return the transposed result of ``form``, contiguous unless it is ``out``."""
-    if out is None and (epilogue is not None or is_compiling() or _has_gradient(form, extra)):
+    transforms = torch._C._functorch.peek_interpreter_stack() is not None
+    if out is None and (epilogue is not None or is_compiling() or transforms or _has_gradient(form, extra)):
         return operate(form.op, form.operands, None, epilogue, extra).t().contiguous()
     first, second, _ = form.operands
     result = second.new_empty((second.shape[2], first.shape[0])) if out is None else out

@@ -26,6 +26,14 @@ class _Transpose:
 
 
 _transposes: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_uses: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Numbers of products with a gradient, by the weight, which is no leaf."""
+
+
+def count_use(bsr: Tensor) -> None:
+    """Count a product of a weight. The gradients of several are dense, because torch cannot add sparse_bsr tensors."""
+    if bsr.requires_grad and not bsr.is_leaf and torch.is_grad_enabled():
+        _uses[bsr] = _uses.get(bsr, 0) + 1  # type: ignore[no-untyped-call]
 
 
 def transposed(bsr: Tensor) -> Tensor:
@@ -64,8 +72,9 @@ def weight_gradient(bsr: Tensor, g: Tensor, x: Tensor) -> Tensor:
     """Return the gradient of bsr [M, K] for that of its product, g [M, N], and x [K, N].
 
     It is a sparse_bsr tensor with the weight's blocks, which autograd passes on to the values that the weight was made of. A leaf,
-    such as a Parameter, has a dense gradient with zeros outside of its blocks, because torch cannot add sparse_bsr tensors.
+    such as a Parameter, and a weight of several products have a dense gradient with zeros outside of the blocks, because torch
+    cannot add sparse_bsr tensors.
     """
     _, crow, col = parts(bsr.detach())
     found = assembled(crow, col, sampled_product(bsr.detach(), g, x), (bsr.shape[0], bsr.shape[1]))
-    return found.to_dense() if bsr.is_leaf else found
+    return found.to_dense() if bsr.is_leaf or _uses.get(bsr, 0) > 1 else found  # type: ignore[no-untyped-call]

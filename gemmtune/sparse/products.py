@@ -21,7 +21,7 @@ from ..problem.sparsity import Sparsity
 from .batches import batched_product, is_batch
 from .calls import operands_of, weight_of
 from .factors import check_factors, check_integers, integer, scaling
-from .gradients import transposed, weight_gradient
+from .gradients import count_use, transposed, weight_gradient
 from .weights import sparsity_of
 
 Tensor = torch.Tensor
@@ -167,7 +167,8 @@ def linear(x: Tensor, bsr: Tensor | PackedOperand, bias: Tensor | None = None) -
     rows = x.reshape(size[:-1].numel(), *columns)
     added = None if bias is None else bias.unsqueeze(-1)
     name, scalars = ("bsr_mm", ()) if bias is None else ("bsr_addmm", (1.0, 1.0))
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+    follows = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
+    if follows or torch._C._functorch.peek_interpreter_stack() is not None:
         result = multiplied(name, bsr, rows.t(), added, scalars).t().contiguous()
     else:
         dtype = OPERATIONS[name].result_dtype(weight.dtype, epilogue=False)
@@ -225,6 +226,7 @@ def _multiplied(
         check_out(name, out, result.shape, result.dtype, result.device, [])
         return out.copy_(result)
     operands, sparsity = operands_of(name, bsr, x, inp, out, epilogue, epilogue_args)
+    count_use(weight_of(name, bsr))
     extra = tuple(map(transposed_operand, epilogue_args))
     result = transposed_product(name, operands, None if out is None else out.t(), epilogue, extra, scalars, (sparsity,))
     return result.t() if out is None else out

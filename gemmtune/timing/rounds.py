@@ -175,7 +175,8 @@ def _ranked(rounds: Mapping[str, list[float]]) -> dict[str, Ranked]:
     ratios = _ratios(rounds)
     ranked: dict[str, Ranked] = {}
     for name, times in rounds.items():
-        time_us = fastest_us * math.exp(ratios[name].middle)
+        # The reference may have waited in the rounds of a contender that dropped out. Clocks alone change less than that.
+        time_us = max(fastest_us * math.exp(ratios[name].middle), min(times) / DISTURBED)
         half_us = margin_us if name == reference else time_us * min(ratios[name].half, 1.0)
         ranked[name] = Ranked(time_us=time_us, margin_us=half_us, spread=spread_of(times))
     return ranked

@@ -135,6 +135,16 @@ def test_a_parameter_has_a_dense_gradient_where_torch_does_the_product(tokens: t
     assert torch.equal(weight.grad, -len(tokens) * exists.float())
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_a_weight_of_several_products_gets_all_of_their_gradients(dtype: torch.dtype) -> None:
+    made = create_blocked_tensor(32, 48, block=16, density=0.5, dtype=dtype)
+    values, crow, col = parts(made)
+    values = values.clone().requires_grad_()
+    weight = torch.sparse_bsr_tensor(crow, col, values, size=(32, 48))
+    (gemmtune.bsr_mm(weight, torch.ones(48, 3, dtype=dtype)) + linear(torch.ones(3, 48, dtype=dtype), weight).t()).sum().backward()
+    assert torch.equal(values.grad, torch.full_like(values, 6))
+
+
 def test_8_bit_floats_have_no_gradient() -> None:
     bsr = create_blocked_tensor(32, 48, block=16, dtype=torch.float8_e4m3fn)
     x = torch.ones(48, 3).to(torch.float8_e4m3fn).requires_grad_()

@@ -55,3 +55,14 @@ def test_aot_inductor(exported, package, tmp_path: Path):
     with torch._inductor.config.patch({"aot_inductor.precompile_headers": False}):  # which take longer than one package
         path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
     check(model, torch._inductor.aoti_load_package(path))
+
+
+def test_a_product_with_an_epilogue_is_exported_and_saved(own_store, tmp_path: Path):
+    class Layer(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return gemmtune.mm(x, self.weight.t(), epilogue=lambda y, z: (y * z).to(torch.bfloat16), epilogue_args=(self.bias,))
+
+    layer, x = Layer(8, 4), torch.randn(3, 8)
+    torch.export.save(torch.export.export(layer, (x,)), tmp_path / "layer.pt2")
+    with settings.patch(tune="never"):
+        assert torch.equal(torch.export.load(tmp_path / "layer.pt2").module()(x), layer(x))

@@ -81,6 +81,18 @@ def test_vmap_over_any_of_the_operands(op: str):
     torch.testing.assert_close(nested, ours(*tensors).expand_as(nested))
 
 
+def test_vmap_over_one_operand_of_a_result_that_is_stored_transposed():
+    columns, weight, batch = floats(2, 4, 3, dtype=torch.float32), floats(2, 3, 5, dtype=torch.float32), floats(6, 3, 8)
+    offs, block = torch.tensor([3, 8], dtype=torch.int32), gemmtune.sparse.create_blocked_tensor(16, 16, block=16)
+    rows, x = floats(6, 16, dtype=torch.float32), floats(4, 16, dtype=torch.float32)
+    for product, given in (
+        (lambda y: gemmtune.grouped_mm(columns, y, offs), batch.float()),
+        (lambda y: gemmtune.grouped_mm(y, weight[0], torch.tensor([2, 5], dtype=torch.int32)), floats(6, 2, 4, 3).float()),
+        (lambda y: gemmtune.sparse.linear(x, block, y), rows),
+    ):
+        torch.testing.assert_close(func.vmap(product)(given), torch.stack([product(one) for one in given]))
+
+
 def test_vmap_over_narrow_operands():
     a, b = torch.arange(24).view(2, 4, 3).to(torch.int8), torch.arange(30).view(2, 3, 5).to(torch.int8)
     want = torch.stack([x.int() @ y.int() for x, y in zip(a, b, strict=True)])
@@ -88,6 +100,14 @@ def test_vmap_over_narrow_operands():
     scale = torch.rand(2, 5)
     got = func.vmap(lambda y, s: gemmtune.mixed_mm(A.float(), y, scale_b=s.view(1, 5)))(b, scale)
     torch.testing.assert_close(got, A.float() @ (b.float() * scale[:, None]))
+
+
+@pytest.mark.usefixtures("warm")
+def test_compiled_autograd_runs_the_gradients_of_operators():
+    x = A.clone().requires_grad_()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        (got,) = torch.autograd.grad(torch.ops.gemmtune.mm(x, B).sin().sum(), x)
+    torch.testing.assert_close(got, torch.autograd.grad((x @ B).sin().sum(), x)[0])
 
 
 @pytest.mark.parametrize("op", [*DENSE, "mixed_mm"])

@@ -160,6 +160,13 @@ def test_dropout_at_higher_clocks_is_not_the_fastest() -> None:
     assert ranked["c"].time_us == pytest.approx(1.1 * ranked["a"].time_us)
 
 
+def test_dropout_is_no_faster_than_it_ever_was() -> None:
+    """The later reference waited for another process in all rounds of the dropout."""
+    samples = {"a": [100.0], "b": [150.0], "late": [5000.0] * 4 + [50.0] * 400}
+    ranked = play({n: Planned(n, times, []) for n, times in samples.items()}, budget_s=0.02, keep=["late"])
+    assert ranked["b"].time_us >= 120 > ranked["late"].time_us
+
+
 def test_rounds_end_early_when_all_is_settled() -> None:
     order: list[str] = []
     play({n: Planned(n, [t], order) for n, t in (("a", 100.0), ("b", 110.0))}, budget_s=60)
