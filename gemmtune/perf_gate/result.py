@@ -168,7 +168,7 @@ def warnings(result: GateResult) -> list[str]:
     if open_ := [e for e in result.entries if e.judgement and e.judgement.decision is Decision.INCONCLUSIVE]:
         lines.append(f"INCONCLUSIVE: {len(open_)} of {len(result.entries)} problems were NOT judged; the reasons are above")
     if result.missing and result.options.require_baseline:
-        lines.append(f"{len(result.missing)} required baselines are missing from {result.baselines_file}")
+        lines.append(f"{counted(len(result.missing), 'required baseline')} missing from {result.baselines_file}")
     return lines
 
 
