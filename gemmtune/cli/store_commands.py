@@ -92,7 +92,7 @@ def replay(**given: Any) -> None:
 def export_store(**given: Any) -> None:
     """Write the store, or some of its problems, to FILE.
 
-    import reads the default format. Other formats are for other tools.
+    FILE may be - for standard output. import reads the default format. Other formats are for other tools.
 
     \b
     gemmtune export store.json
@@ -108,7 +108,7 @@ def export_store(**given: Any) -> None:
 def import_store(**given: Any) -> None:
     """Merge a FILE that export wrote into the store.
 
-    If both have a choice, the later measurement stays.
+    If both have a choice, the later measurement stays. FILE may be - for standard input.
     """
     run("stores.import_store", given)
 

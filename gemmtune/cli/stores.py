@@ -35,6 +35,7 @@ from .printing import show as print_parts
 from .selection import Removable, Selection, machines_here
 from .tunableop import VALIDATOR, results_of
 
+STDIN = "/dev/stdin"
 NOTHING = "no problem of the store meets the conditions; gemmtune show lists all"
 PROBLEM_CHARS = 120
 """Length at which a table cuts a problem's text: an epilogue may have a thousand characters."""
@@ -112,6 +113,7 @@ _TAKEN = {
 def import_store(file: str, json_file: str | None) -> None:
     """Merge a FILE that export wrote into the store. If both have a choice, the later measurement stays."""
     store = opened()
+    file = STDIN if file == STDOUT else file
     if _is_database(file):
         raise click.ClickException(f"import: got {file}, a store, expected a file of gemmtune export; gemmtune merge takes stores")
     _report(store, store.import_file(file), file, json_file)
