@@ -144,6 +144,7 @@ def perf_gate(**given: Any) -> None:
     The limit may also be the stored ratio of an earlier run.
     A SHAPE is MxNxK, or BxMxNxK for a batch. The default is the shapes of the baselines if --anchor is baseline, else a small set.
     Exit status: 0 nothing is slower, 1 a regression or a missing required baseline, 2 not measured, 3 nothing was judged.
+    With --update-baseline, 3 means that noise kept it from writing any.
 
     \b
     gemmtune perf-gate 512x512x512 --dtype float32

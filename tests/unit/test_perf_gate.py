@@ -104,6 +104,7 @@ def test_a_noisy_measurement_is_not_written_as_a_baseline(finds, monkeypatch):
     monkeypatch.setattr("gemmtune.perf_gate.gate.FreshProcess", lambda **_: lambda _, turn: [noisy[turn % 3]])
     result = run_gate([ONE], GateOptions(device="cpu", update_baseline=True))
     assert result.entries[0].notes == ["too noisy for a baseline, so none was written: measure on an idle machine"]
+    assert result.exit_status == 3
     assert Baselines.of("benchmarks/baselines", CPU).entries == {}
 
 
