@@ -21,6 +21,7 @@ from ..report.names import class_text, machine_text, problem_text
 from ..report.other_formats import inductor_table, moe_configs
 from ..report.t4 import to_t4
 from ..selector.range_result import table_lines
+from ..selector.result import Outcome
 from ..selector.segments import INVARIANT, TABLE
 from ..selector.segments import Table as Segments
 from ..selector.text_table import NAMES, TextTable, counted
@@ -36,6 +37,8 @@ from .selection import Removable, Selection, machines_here
 from .tunableop import VALIDATOR, results_of
 
 STDIN = "/dev/stdin"
+ROUGH = "~"
+"""Mark of a time from a short measurement, as in the tables of tune."""
 NOTHING = "no problem of the store meets the conditions; gemmtune show lists all"
 PROBLEM_CHARS = 120
 """Length at which a table cuts a problem's text: an epilogue may have a thousand characters."""
@@ -192,7 +195,7 @@ def _table(known: list[Known], rows: int) -> TextTable:
         cells = (
             textwrap.shorten(problem_text(k.key), PROBLEM_CHARS, placeholder=" …"),
             first.name if first else "none",
-            f"{first.time_us:.1f}" if first else "–",
+            _time(first) if first else "–",
             f"{speedup:.2f}" if speedup else "–",
             str(len(outcomes)),
             str(len(k.rows) - len(outcomes)),
@@ -202,8 +205,13 @@ def _table(known: list[Known], rows: int) -> TextTable:
         table.add_row(*map(Text, cells))
         for outcome in outcomes[1:rows]:
             mark = BUSY_MARK if outcome.disturbed else ""
-            table.add_row("", Text(outcome.name), f"{outcome.time_us:.1f}", "", "", "", "", mark)
+            table.add_row("", Text(outcome.name), _time(outcome), "", "", "", "", mark)
     return table
+
+
+def _time(outcome: Outcome) -> str:
+    """Return a time, with the mark of a short measurement."""
+    return f"{'' if outcome.finalist else ROUGH}{outcome.time_us:.1f}"
 
 
 def path(json_file: str | None) -> None:
