@@ -45,7 +45,10 @@ def _check_targets(field: str, value: Any) -> None:
             )
 
 
-def _check_names(field: str, value: object) -> None:
+def _check_names(field: str, value: Any) -> None:
+    for name in value:
+        if not isinstance(name, str):
+            raise SettingsError(f"{field}: got {shown(name)}, expected names of backends as texts")
     if not value:
         raise SettingsError(f"{field}: got nothing, expected at least one name of the table of backends, or None for all")
 
@@ -111,12 +114,12 @@ def parse(text: str, hint: Any) -> object:
         if text.lower() not in ("0", "1", "false", "true"):
             raise SettingsError(f"got {text!r}, expected 0 or 1")
         return text.lower() in ("1", "true")
-    for number in (int, float):
+    for number, name in ((int, "a whole number"), (float, "a number")):
         if number in kinds:
             try:
                 return number(text)
             except ValueError:
-                raise SettingsError(f"got {text!r}, expected a number") from None
+                raise SettingsError(f"got {text!r}, expected {name}") from None
     if any(get_origin(x) is tuple for x in kinds):
         return tuple(word.strip() for word in text.split(",") if word.strip()) or None
     return text

@@ -1,9 +1,11 @@
 """Meaning of the options that several commands share: a device, and changes of the settings."""
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from .. import settings
 from ..backends.own.targets import loaded
@@ -45,6 +47,16 @@ def refuse_if_disabled() -> None:
     """Raise click.UsageError where the settings disable gemmtune."""
     if given().disable:
         raise click.UsageError(f"{DISABLED}: this command has nothing to choose from; unset it first")
+
+
+def refuse_problem_options(options: Iterable[str]) -> None:
+    """Raise click.UsageError if an option of problems is on the command line, which has no shapes."""
+    context = click.get_current_context()
+    for name in options:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"--{name.replace('_', '-')}: got no shapes for this option, expected MxNxK, BxMxNxK or --shapes FILE"
+            )
 
 
 def settings_changes(options: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from ..selector.table import refusal_lines
 from ..selector.text_table import counted
 from ..settings import Settings
 from .asked import arch_of, refuse_if_disabled, settings_changes
-from .output import STDOUT, write_json
+from .files import STDOUT
+from .output import write_json
 from .printing import show, watched
 from .shapes import some_problems_of
 from .spec import Spec

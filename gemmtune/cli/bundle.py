@@ -22,9 +22,11 @@ from ..settings import Settings
 from ..store.store import Store
 from ..toolchain.triton_artifacts import FOLDER as TRITON
 from ..toolchain.triton_kernels import keep_driver_module
-from .output import STDOUT, write_json
+from .files import STDOUT
+from .output import write_json
 
 ARCHIVES = (".tar.gz", ".tgz")
+OTHER_ARCHIVES = (".zip", ".tar", ".gz", ".xz", ".bz2", ".zst", ".7z")
 STORE = "store.sqlite"
 MIB = 1024 * 1024
 COMPRESSION = 6
@@ -40,6 +42,8 @@ def bundle(output: str, json_file: str | None) -> None:
         announce(place, chosen)
     if not output.endswith(ARCHIVES) and os.path.exists(target) and (not os.path.isdir(target) or any(target.iterdir())):
         raise click.ClickException(f"--output: got {output}, expected a new or empty folder, or a name that ends with .tar.gz")
+    if not output.endswith(ARCHIVES) and target.suffix in OTHER_ARCHIVES:
+        raise click.ClickException(f"--output: got {output}, expected a name that ends with .tar.gz, or a folder")
     missing = _native_missing(chosen)
     if torch.cuda.is_available() and place.folder.joinpath(*TRITON).exists():
         keep_driver_module(place.folder)

@@ -19,7 +19,8 @@ from ..store.key import fingerprint_text
 from ..store.store import open_store
 from ..tuning.explain import explain_problem
 from .asked import arch_of, device_of, refuse_if_disabled, settings_changes
-from .output import STDOUT, write_json
+from .files import STDOUT
+from .output import write_json
 from .printing import show
 from .selection import Selection
 from .shapes import problem_of_word

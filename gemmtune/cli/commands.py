@@ -11,6 +11,7 @@ from ..operand_kinds import ModelDtype
 from ..settings import Settings
 from . import options
 from .completion import complete_of
+from .files import OutputFile
 from .output import output_options, run
 from .product import FiniteRange
 from .proof_commands import PROOF_COMMANDS
@@ -34,7 +35,7 @@ SETTINGS = tuple(field.name for field in dataclasses.fields(Settings))
     "--batch-invariant", is_flag=True, help="Pick choices that sum K in one order, so that rows have equal bits in every batch."
 )
 @click.option("--force", is_flag=True, help="Measure choices again that are in the store.")
-@click.option("--again", is_flag=True, help="Measure again what was measured on a busy machine.")
+@click.option("--again", is_flag=True, help="Measure again what was measured on a busy machine; without SHAPE, all of it.")
 @click.option("--wait-quiet", is_flag=True, help="Wait up to two minutes for a quiet machine before measuring.")
 @click.option("--accept-busy", is_flag=True, help="Measure once on a busy machine, too. Results are marked all the same.")
 @click.option(
@@ -111,7 +112,7 @@ def fleet(**given: Any) -> int:
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option(
-    "-o", "--output", "file", metavar="FILE", type=click.Path(), default="shapes.json", show_default=True, help="The file to write."
+    "-o", "--output", "file", metavar="FILE", type=OutputFile(), default="shapes.json", show_default=True, help="The file to write."
 )
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- PROGRAM [ARGUMENTS]...")
 @output_options
@@ -221,7 +222,7 @@ def show_settings(**given: Any) -> None:
     "-o",
     "--output",
     metavar="FILE.tar.gz|DIR",
-    type=click.Path(),
+    type=OutputFile(folders=True),
     default="gemmtune-bundle.tar.gz",
     show_default=True,
     help="The archive, or the new or empty folder, to write.",

@@ -28,7 +28,8 @@ from ..store.store import open_store
 from ..toolchain.codeobject import find_hip_compiler
 from ..toolchain.cubin import find_nvrtc
 from ..toolchain.tool import version_text
-from .output import STDOUT, write_json
+from .files import STDOUT
+from .output import write_json
 from .printing import show
 
 PACKAGES = (

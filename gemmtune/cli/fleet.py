@@ -27,7 +27,8 @@ from ..settings import Settings
 from ..store.store import open_store
 from ..tuning.tune import retry_of, run_job
 from .asked import refuse_if_disabled, settings_changes
-from .output import STDOUT, write_json
+from .files import STDOUT
+from .output import write_json
 from .printing import show, watched
 from .shapes import parse_rows, problems_and_ranges
 from .spec import Spec

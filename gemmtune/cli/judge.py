@@ -13,7 +13,8 @@ from ..conformance.runs.files import write
 from ..errors import raised_as
 from ..judging.report import as_html, as_json, lines
 from ..judging.verdict import judge as judged
-from .output import STDOUT, CouldNotTest, write_json
+from .files import STDOUT
+from .output import CouldNotTest, write_json
 from .printing import show
 
 

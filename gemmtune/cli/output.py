@@ -16,8 +16,8 @@ import click
 
 from ..foreign import visible
 from ..interrupts import Terminated
+from .files import STDOUT, OutputFile, refuse_overwriting
 
-STDOUT = "-"
 LOG = logging.getLogger("gemmtune")
 LEVEL = "gemmtune.level"
 """Key of a click context's ``meta`` for the least level of messages, as in ``logging``."""
@@ -58,14 +58,14 @@ def write_json(path: str | None, data: Any, asked_by: str = "--json") -> None:
     if path is None:
         return
     text = visible(json.dumps(data, indent=2, ensure_ascii=False, default=str, allow_nan=False), as_json=True)
-    if path == STDOUT:
-        print_json(text)
-        return
     write_text(path, text + "\n", asked_by)
 
 
 def write_text(path: str | Path, text: str, asked_by: str) -> None:
-    """Write a file. Raises click.ClickException, which names the option or command that asked for it, if that is impossible."""
+    """Write a file, or standard output for ``-``. Raises click.ClickException, which names the option or command, if it cannot."""
+    if path == STDOUT:
+        print_json(text.removesuffix("\n"))
+        return
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -73,7 +73,7 @@ def write_text(path: str | Path, text: str, asked_by: str) -> None:
 
 
 def print_json(text: str) -> None:
-    """Print a JSON text to standard output, reserved or not."""
+    """Print JSON, or another text for programs, to standard output, reserved or not."""
     click.echo(text, file=_reserved[-1] if _reserved else None)
 
 
@@ -124,18 +124,6 @@ def seal_stdout() -> None:
         os.dup2(2, 1)
 
 
-def _checked_path(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    """Reject a path at once that would fail after minutes of measuring."""
-    if value is None or value == STDOUT:
-        return value
-    path = Path(value)
-    if os.path.isdir(path):
-        raise click.BadParameter(f"got {value!r}, which is a folder; expected a file to write, or - for standard output")
-    if not os.path.isdir(path.parent):
-        raise click.BadParameter(f"got {value!r}, but the folder {str(path.parent)!r} does not exist; make it, or name another")
-    return value
-
-
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
     """Print warnings within the block as one line each, without the source line that raised them."""
@@ -174,8 +162,7 @@ def output_options(function: F) -> F:
         "--json",
         "json_file",
         metavar="FILE",
-        type=click.Path(),
-        callback=_checked_path,
+        type=OutputFile(stdout=True),
         help="Write the result as JSON to FILE; - is standard output, which then gets nothing else.",
     )
     return json_option(level_options(function))
@@ -228,6 +215,7 @@ def run(command: str, given: dict[str, Any], logs: bool = True) -> Any:
     Without ``logs`` the log is left to the program that the command runs.
     """
     module, _, name = command.partition(".")
+    refuse_overwriting(click.get_current_context())
     with announced("loading torch"):
         function = getattr(importlib.import_module(f".{module}", __package__), name)
     to_stdout = STDOUT in (given.get("json_file"), given.get("json"))

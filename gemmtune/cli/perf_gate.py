@@ -3,20 +3,19 @@
 Exit status: 0 nothing is slower, 1 a regression or a missing required baseline, 2 it could not be measured.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from .. import settings
+from ..declaration.subject import importable
 from ..errors import raised_as
 from ..perf_gate.gate import problems_without_names, run_gate
 from ..perf_gate.options import GateOptions
 from ..perf_gate.result import renderables, warnings
-from ..problem import Problem
-from .asked import device_of, refuse_if_disabled, settings_changes
-from .output import LOG, STDOUT, CouldNotTest, is_quiet, note, write_json
+from .asked import device_of, refuse_if_disabled, refuse_problem_options, settings_changes
+from .files import STDOUT
+from .output import LOG, CouldNotTest, is_quiet, note, write_json
 from .printing import show, watched
 from .shapes import problems_of
 from .spec import Spec
@@ -31,11 +30,15 @@ def perf_gate(*, shapes: tuple[str, ...], shapes_file: str | None, json_file: st
     with raised_as(CouldNotTest):
         given = {name: options.pop(name) for name in GATE_OPTIONS}
         given["anchor"] = given["anchor"] or ("baseline" if given["require_baseline"] else "torch")
+        given["candidate"] = importable(given["candidate"])
         gate = GateOptions(**given)
         info = device_of(gate.device)
         with settings.patch(**settings_changes(options)), watched() as progress:
             spec = Spec(device_type=info.torch_device.type, **options)
-            problems = problems_of(shapes, shapes_file, spec) or _unnamed(gate, options)
+            problems = problems_of(shapes, shapes_file, spec)
+            if not problems:
+                refuse_problem_options(options)
+                problems = problems_without_names(gate)
             result = run_gate(problems, gate, tell=(lambda _: None) if is_quiet() else note, progress=progress)
     if json_file != STDOUT:
         show(renderables(result))
@@ -44,14 +47,3 @@ def perf_gate(*, shapes: tuple[str, ...], shapes_file: str | None, json_file: st
         LOG.warning(line)
     if result.exit_status:
         raise click.exceptions.Exit(result.exit_status)
-
-
-def _unnamed(gate: GateOptions, problem_options: Iterable[str]) -> list[Problem]:
-    """Return the default problems. Raise click.UsageError if options of problems are given without a shape."""
-    context = click.get_current_context()
-    for name in problem_options:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(
-                f"--{name.replace('_', '-')}: got no shapes for this option, expected MxNxK, BxMxNxK or --shapes FILE"
-            )
-    return problems_without_names(gate)

@@ -12,11 +12,13 @@ from ..judging.levels import LEVELS, MOST_CALL_S
 from ..perf_gate.options import ANCHORS, FOLDER, LEAST_PROCESSES, PICK, PROCESSES
 from . import words
 from .completion import complete_gemm, complete_of
+from .files import OutputFile
 from .options import device_option, problem_options, search_options, shapes_options, timing_option
 from .output import level_options, output_options, run
 from .product import FiniteRange
 
 _TYPES: dict[str, Any] = {"integer": int, "seconds": float}
+_OUTPUTS = {"json": OutputFile(stdout=True), "html": OutputFile()}
 _PATHS = {"FILE": click.Path(), "DIR": click.Path(file_okay=False)}
 """Types of options by their metavar, for completion in shells."""
 
@@ -31,7 +33,8 @@ def _conformance_options(function: Any) -> Any:
         more: dict[str, Any] = {"is_flag": True}
         if option.kind != "flag":
             kind = click.Choice(option.choices) if option.choices and not option.repeated else _TYPES.get(option.kind, str)
-            more = {"type": _PATHS.get(option.metavar or "", kind), "multiple": option.repeated, "metavar": option.metavar}
+            kind = _OUTPUTS.get(option.name) or _PATHS.get(option.metavar or "", kind)
+            more = {"type": kind, "multiple": option.repeated, "metavar": option.metavar}
         if option.metavar == "DEVICE":
             more["shell_complete"] = complete_of(words.DEVICES)
         if option.kind == "words":
@@ -82,7 +85,7 @@ def conformance(**given: Any) -> None:
     metavar="SECONDS",
     help="Seconds for one call, compilation included.",
 )
-@click.option("--html", metavar="FILE", type=click.Path(), help="Write the verdict as one HTML page.")
+@click.option("--html", metavar="FILE", type=OutputFile(), help="Write the verdict as one HTML page.")
 @output_options
 def judge(**given: Any) -> None:
     """Judge a GEMM's values, speed and conduct.
@@ -111,7 +114,7 @@ def judge(**given: Any) -> None:
     metavar="NAME",
     default=PICK,
     show_default=True,
-    help="The GEMM to judge: gemmtune's pick, a choice such as cpp:…, or a function as package.module:function.",
+    help="The GEMM to judge: gemmtune's pick, a choice such as cpp:…, or a function as module:function or file.py:function.",
 )
 @click.option("--anchor", type=click.Choice(ANCHORS), help="Compare with torch (default), or with the stored ratio to torch.")
 @click.option(
@@ -141,6 +144,7 @@ def perf_gate(**given: Any) -> None:
     The limit may also be the stored ratio of an earlier run.
     A SHAPE is MxNxK, or BxMxNxK for a batch. The default is the shapes of the baselines if --anchor is baseline, else a small set.
     Exit status: 0 nothing is slower, 1 a regression or a missing required baseline, 2 not measured, 3 nothing was judged.
+    With --update-baseline, 3 means that noise kept it from writing any.
 
     \b
     gemmtune perf-gate 512x512x512 --dtype float32

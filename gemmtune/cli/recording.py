@@ -14,7 +14,9 @@ from ..integration.record import record as recording
 from ..integration.recording import Recording
 from ..interrupts import raising
 from ..problem import Problem
-from .output import INTERRUPTED, STDOUT, note, write_json
+from ..selector.text_table import counted
+from .files import STDOUT
+from .output import INTERRUPTED, note, write_json
 
 
 def record(file: str, program: Sequence[str], json_file: str | None) -> int:
@@ -40,7 +42,8 @@ def record(file: str, program: Sequence[str], json_file: str | None) -> int:
         return status
     if json_file != STDOUT:
         calls = sum(found.counts.values())
-        message = f"{len(found.counts)} problems in {calls} calls written to {file}; gemmtune tune --recorded {file} tunes them"
+        counts = f"{counted(len(found.counts), 'problem')} in {counted(calls, 'call')}"
+        message = f"{counts} written to {file}; gemmtune tune --recorded {file} tunes them"
         note(message if calls else f"no products were recorded: {file} is not written")
     write_json(json_file, found.to_json())
     return status

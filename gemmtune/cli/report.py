@@ -19,7 +19,8 @@ from ..selector.result import busy
 from ..selector.text_table import NAMES, TextTable, counted
 from ..settings import Search
 from ..timing.rounds import BUSY_MARK, tie
-from .output import STDOUT, write_json
+from .files import STDOUT
+from .output import write_json
 from .printing import show
 from .stores import opened
 
@@ -61,13 +62,14 @@ def replay_store(file: str | None, search: tuple[Search, ...], order: tuple[Orde
     found = replay(source.known[::every], search or SEARCHES, settings.current(), order or ("tuning", "ranked"))
     if not found.curves:
         raise click.ClickException(
-            f"{source.name}: got {len(source.known)} problems, expected some with enough measured choices:"
+            f"{source.name}: got {counted(len(source.known), 'problem')}, expected some with enough measured choices:"
             + " tune with --search exhaustive"
             + "".join(f"; {count}: {reason}" for reason, count in found.skipped.items())
         )
     if json_file != STDOUT:
-        head = f"{source.name}: {found.problems} problems, {found.measured:g} stored choices each (median)"
-        show((head, _regrets(found), *(f"{count} problems left out: {reason}" for reason, count in found.skipped.items())))
+        head = f"{source.name}: {counted(found.problems, 'problem')}, {found.measured:g} stored choices each (median)"
+        left_out = (f"{counted(count, 'problem')} left out: {reason}" for reason, count in found.skipped.items())
+        show((head, _regrets(found), *left_out))
     write_json(json_file, found.to_json())
 
 
@@ -109,6 +111,6 @@ def _changes(pairs: list[Pair], every: bool) -> Iterator[RenderableType]:
         yield table
     for name, alone in (("before", [p for p in pairs if p.after is None]), ("after", [p for p in pairs if p.before is None])):
         yield from (Text(f"only {name}: {pair.either.text}") for pair in alone)
-    by = f"by over {tie(''):.0%}" + (f", {tie(BUSY_MARK):.0%} {BUSY_MARK}" if any(pair.disturbed for pair in both) else "")
+    by = f"by over {tie(''):.0%}" + (f", or {tie(BUSY_MARK):.0%} {BUSY_MARK}" if any(pair.disturbed for pair in both) else "")
     slower, faster = sum(pair.slower for pair in both), sum(pair.faster for pair in both)
     yield Text(f"{counted(len(both), 'problem')} on both sides: {slower} slower, {faster} faster {by}", style="bold")

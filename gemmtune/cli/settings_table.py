@@ -7,7 +7,8 @@ import click
 
 from .. import settings
 from ..settings import ENVIRONMENT_PREFIX, Settings
-from .output import STDOUT, write_json
+from .files import STDOUT
+from .output import write_json
 
 
 def show_settings(names: Sequence[str], changed: bool, json_file: str | None) -> None:

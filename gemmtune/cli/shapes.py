@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..errors import InvalidProblemError, raised_as
-from ..foreign import parse_json, read_text
+from ..foreign import parse_json, read_text, shown
 from ..operand_kinds import full_dtype_name
 from ..problem import Problem
 from ..selector.segments import rows_of
@@ -24,13 +24,16 @@ LATER_OPS = ("scatter_mm", "bsr_scatter_mm")
 """Operations that files of shapes may name and that this version does not tune."""
 OTHER_NAMES = {"b_dtype": "dtype_b"}
 """Alternative names of an entry's fields."""
-RANGE = re.compile(r"(?:(?P<batch>\d{1,18})x)?(?P<lo>\d{1,18})\.\.(?P<hi>\d{1,18})(?P<rest>(?:x\d{1,18}){2})")
+DIGITS = 18
+"""Most digits of a size, whose number then has 64 bits."""
+NUMBER = f"[0-9]{{1,{DIGITS}}}"
+RANGE = re.compile(f"(?:(?P<batch>{NUMBER})x)?(?P<lo>{NUMBER})\\.\\.(?P<hi>{NUMBER})(?P<rest>(?:x{NUMBER}){{2}})")
 """Shape with a range of M."""
 
 
 def parse_rows(text: str, where: str = "--m") -> range:
     """Parse ``1..8192`` as a range of rows. Raises click.UsageError for any other text, an empty range, or M = 0."""
-    found = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", text)
+    found = re.fullmatch(f"({NUMBER})\\.\\.({NUMBER})", text)
     if found is None:
         raise click.UsageError(f"--m: got {text!r}, expected LO..HI with whole numbers, for instance 1..8192")
     with raised_as(click.UsageError, InvalidProblemError, before=f"{where} {text}: "):
@@ -57,8 +60,11 @@ def problem_of_word(text: str, options: Spec) -> Problem:
 
 def parse_shape(text: str) -> tuple[int, ...]:
     """Parse ``16x4096x4096`` as (16, 4096, 4096). Raises InvalidProblemError unless it is three or four whole numbers."""
-    if not re.fullmatch(r"\d{1,18}(x\d{1,18}){2,3}", text):
-        raise InvalidProblemError(f"shape: got {text!r}, expected MxNxK or BxMxNxK with whole numbers, for instance 16x4096x4096")
+    if not re.fullmatch(f"{NUMBER}(x{NUMBER}){{2,3}}", text):
+        most = f" of at most {DIGITS} digits" if re.fullmatch(r"[0-9x]{19,}", text) else ""
+        raise InvalidProblemError(
+            f"shape: got {shown(text)}, expected MxNxK or BxMxNxK with whole numbers{most}, for instance 16x4096x4096"
+        )
     return tuple(map(int, text.split("x")))
 
 

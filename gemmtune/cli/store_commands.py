@@ -5,6 +5,7 @@ from typing import Any, get_args
 import click
 
 from ..settings import Search
+from .files import OutputFile
 from .options import selection_options
 from .output import SUBCOMMAND, help_if_alone, level_options, output_options, run
 from .product import FiniteRange
@@ -33,9 +34,9 @@ def show(**given: Any) -> None:
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="[FILE]...", type=click.Path())
-@click.option("--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write one page without external resources.")
-@click.option("--md", metavar="FILE", type=click.Path(dir_okay=False), help="Write Markdown, for instance for a pull request.")
-@click.option("--png", metavar="FILE", type=click.Path(dir_okay=False), help="Write a picture (needs matplotlib).")
+@click.option("--html", metavar="FILE", type=OutputFile(), help="Write one page without external resources.")
+@click.option("--md", metavar="FILE", type=OutputFile(), help="Write Markdown, for instance for a pull request.")
+@click.option("--png", metavar="FILE", type=OutputFile(), help="Write a picture (needs matplotlib).")
 @click.option("--replay", "replayed", is_flag=True, help="Add a section about searches, replayed on the measurements, to the page.")
 @output_options
 def report(**given: Any) -> None:
@@ -76,7 +77,7 @@ def replay(**given: Any) -> None:
 
 
 @click.command("export")
-@click.argument("file", metavar="FILE", type=click.Path())
+@click.argument("file", metavar="FILE", type=OutputFile(stdout=True, folders=True))
 @selection_options
 @click.option(
     "--format",
@@ -91,7 +92,7 @@ def replay(**given: Any) -> None:
 def export_store(**given: Any) -> None:
     """Write the store, or some of its problems, to FILE.
 
-    import reads the default format. Other formats are for other tools.
+    FILE may be - for standard output. import reads the default format. Other formats are for other tools.
 
     \b
     gemmtune export store.json
@@ -107,7 +108,7 @@ def export_store(**given: Any) -> None:
 def import_store(**given: Any) -> None:
     """Merge a FILE that export wrote into the store.
 
-    If both have a choice, the later measurement stays.
+    If both have a choice, the later measurement stays. FILE may be - for standard input.
     """
     run("stores.import_store", given)
 

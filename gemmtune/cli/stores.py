@@ -1,7 +1,9 @@
 """``gemmtune show``, ``export``, ``import``, ``merge`` and ``store``: contents, exchange and removal of measurements."""
 
+import contextlib
 import dataclasses
 import json
+import os
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,18 +21,25 @@ from ..report.names import class_text, machine_text, problem_text
 from ..report.other_formats import inductor_table, moe_configs
 from ..report.t4 import to_t4
 from ..selector.range_result import table_lines
-from ..selector.result import busy
+from ..selector.result import Outcome
 from ..selector.segments import INVARIANT, TABLE
 from ..selector.segments import Table as Segments
-from ..selector.text_table import TextTable, counted
+from ..selector.text_table import NAMES, TextTable, counted
+from ..store.exchange import to_json
 from ..store.row import Limit, Row, stored_problem
 from ..store.store import Absorbed, Ranged, Store, open_store
 from ..store.storefile import HEAD
-from .output import STDOUT, write_json, write_text
+from ..timing.rounds import BUSY_MARK
+from .files import STDOUT
+from .output import reserved_stdout, write_json, write_text
 from .printing import show as print_parts
 from .selection import Removable, Selection, machines_here
 from .tunableop import VALIDATOR, results_of
 
+STDIN = "/dev/stdin"
+ROUGH = "~"
+"""Mark of a time from a short measurement, as in the tables of tune."""
+NOTHING = "no problem of the store meets the conditions; gemmtune show lists all"
 PROBLEM_CHARS = 120
 """Length at which a table cuts a problem's text: an epilogue may have a thousand characters."""
 VERSIONS = ("torch", "driver", "cuda", "hip", "cublas", "rocm", "triton", "method")
@@ -44,26 +53,38 @@ def show(shapes: Sequence[str], match: str | None, here: bool, rows: int, json_f
     tables = [fact for fact in store.every_ranged() if wanted.has_table(fact.key, fact.fingerprint)]
     known.sort(key=lambda k: (k.fingerprint, problem_text(k.key)))
     if json_file != STDOUT:
-        nothing = "empty; gemmtune tune fills it" if wanted.empty else "nothing of what was asked for"
+        nothing = "empty; gemmtune tune fills it" if wanted.empty else NOTHING
         print_parts((f"store: {store.path}", *(_parts(known, rows) if known or tables else [nothing]), *_tables(tables)))
     write_json(json_file, [*(k.to_json() for k in known), *(fact.to_json() for fact in tables)])
 
 
 def export_store(file: str, shapes: Sequence[str], match: str | None, here: bool, file_format: str, json_file: str | None) -> None:
     """Write the store, or the problems that were asked for, as JSON that import reads or in the format of another tool."""
-    store = opened()
-    count, what = _exported(store, Selection.of(shapes, match, here), file_format, file)
+    store, wanted = opened(), Selection.of(shapes, match, here)
+    if file == STDOUT and (json_file == STDOUT or file_format == "moe"):
+        raise click.UsageError("FILE: got -, expected a file with --json -, and a folder with --format moe")
+    if os.path.isdir(file) and file_format != "moe":
+        raise click.ClickException(f"export: cannot write {file}: it is a folder")
+    found = any(wanted.has(*row.scope) for row in store.every_row()) or any(map(wanted.chooses, store.every_ranged()))
+    if not found and not wanted.empty:
+        raise click.ClickException(f"export: {NOTHING}")
+    with reserved_stdout() if file == STDOUT else contextlib.nullcontext():
+        count, what = _exported(store, wanted, file_format, file)
     if json_file != STDOUT:
         taken = f". This format takes {_TAKEN[file_format]}" if not count and file_format in _TAKEN else ""
-        click.echo(f"{count} {what} of {store.path} written to {file}{taken}")
+        click.echo(f"{count} {what} of {store.path} written to {file}{taken}", err=file == STDOUT)
     write_json(json_file, {what: count, "store": str(store.path), "file": file})
 
 
 def _exported(store: Store, wanted: Selection, file_format: str, file: str) -> tuple[int, str]:
     """Write what was asked for in a format, and return the number of things written, and their name."""
-    if file_format == "gemmtune":
+    if file_format == "gemmtune" and file != STDOUT:
         return store.export_file(file, wanted.chooses), "rows"
     rows = [row for row in store.every_row() if wanted.chooses(row)]
+    if file_format == "gemmtune":
+        limits, tables = filter(wanted.chooses, store.every_limit()), filter(wanted.chooses, store.every_ranged())
+        write_json(file, to_json(rows, [*limits], [*tables]), "export")
+        return len(rows), "rows"
     if file_format == "t4":
         write_json(file, to_t4(rows), "export")
         return len(rows), "rows"
@@ -95,6 +116,7 @@ _TAKEN = {
 def import_store(file: str, json_file: str | None) -> None:
     """Merge a FILE that export wrote into the store. If both have a choice, the later measurement stays."""
     store = opened()
+    file = STDIN if file == STDOUT else file
     if _is_database(file):
         raise click.ClickException(f"import: got {file}, a store, expected a file of gemmtune export; gemmtune merge takes stores")
     _report(store, store.import_file(file), file, json_file)
@@ -109,6 +131,8 @@ def merge(other_store: str, json_file: str | None) -> None:
 
 
 def _is_database(file: str) -> bool:
+    if os.path.exists(file) and not (os.path.isfile(file) or os.path.isdir(file)):
+        return False  # what a pipe yields can be read once only
     try:
         with open(file, "rb") as opened_file:
             return opened_file.read(len(HEAD)) == HEAD
@@ -159,9 +183,9 @@ def _tables(facts: Iterable[Ranged]) -> Iterator[RenderableType]:
 
 def _table(known: list[Known], rows: int) -> TextTable:
     table = TextTable(
-        texts=("problem", "choice"),
-        numbers=("time µs", "× torch", "right", "failed"),
-        last="measured (UTC)",
+        texts=("problem", NAMES),
+        numbers=("time µs", "× torch", "right", "failed", "measured (UTC)"),
+        last="note",
         optional=("right", "failed", "measured (UTC)"),
     )
     for k in known:
@@ -171,16 +195,23 @@ def _table(known: list[Known], rows: int) -> TextTable:
         cells = (
             textwrap.shorten(problem_text(k.key), PROBLEM_CHARS, placeholder=" …"),
             first.name if first else "none",
-            f"{first.time_us:.1f}{busy(first.disturbed)}" if first else "–",
-            f"{speedup:.2f}{busy(k.disturbed)}" if speedup else "–",
+            _time(first) if first else "–",
+            f"{speedup:.2f}" if speedup else "–",
             str(len(outcomes)),
             str(len(k.rows) - len(outcomes)),
             latest[:16].replace("T", " "),
+            BUSY_MARK if k.disturbed else "",
         )
         table.add_row(*map(Text, cells))
         for outcome in outcomes[1:rows]:
-            table.add_row("", Text(outcome.name), f"{outcome.time_us:.1f}{busy(outcome.disturbed)}")
+            mark = BUSY_MARK if outcome.disturbed else ""
+            table.add_row("", Text(outcome.name), _time(outcome), "", "", "", "", mark)
     return table
+
+
+def _time(outcome: Outcome) -> str:
+    """Return a time, with the mark of a short measurement."""
+    return f"{'' if outcome.finalist else ROUGH}{outcome.time_us:.1f}"
 
 
 def path(json_file: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class RunOptions(Values):
                 raise ConformanceError(f"{name}: got {number}, expected at least {least}")
         for name in ("timeout", "max_seconds"):
             seconds = getattr(self, name)
-            if seconds is not None and seconds <= 0:
+            if seconds is not None and not 0 < seconds < math.inf:
                 raise ConformanceError(f"{name}: got {seconds:g}, expected a number of seconds above 0")
         # Combinations that contradict each other.
         drawing = [name for name in ("derandomize", "random", "seed") if getattr(self, name) not in (None, False)]
@@ -76,9 +77,9 @@ class RunOptions(Values):
                 raise ConformanceError(f"{name}: got {path!r}, expected a file that exists")
         for name in ("json", "html"):
             path = getattr(self, name)
-            if path is None or path == STDOUT:
+            if path is None or (path == STDOUT and name == "json"):
                 continue
-            if Path(path).is_dir() or not Path(path).parent.is_dir():
+            if path == STDOUT or Path(path).is_dir() or not Path(path).parent.is_dir():
                 raise ConformanceError(f"{name}: got {path!r}, expected a file to write, in a folder that exists")
         declared_by(self.trait)
 

@@ -147,7 +147,6 @@ class _Gate:
 
     def _update_baselines(self, entries: Sequence[ProblemGate]) -> None:
         """Write the measured ratios, except those too noisy for a comparison."""
-        written = False
         for entry in entries:
             if entry.judgement is None:
                 continue
@@ -155,7 +154,7 @@ class _Gate:
             if bounds(estimate, self.rule.level).margin > math.log(self.rule.visible / self.rule.limit):
                 entry.notes.append("too noisy for a baseline, so none was written: measure on an idle machine")
                 continue
-            written = True
+            entry.written = True
             self.baselines.put(
                 Baseline(
                     problem=str(entry.problem),
@@ -168,7 +167,7 @@ class _Gate:
                     versions=versions(self.device, self.settings),
                 )
             )
-        if written:
+        if any(entry.written for entry in entries):
             self.baselines.write()
 
 

@@ -34,6 +34,8 @@ class ProblemGate:
     notes: list[str] = field(default_factory=list)
     missing: bool = False
     """True if the problem has no baseline although one is needed."""
+    written: bool = False
+    """True if its ratio became the new baseline."""
 
     @property
     def candidate_us(self) -> float | None:
@@ -108,15 +110,16 @@ class GateResult:
     def exit_status(self) -> int:
         """1 for a regression or a missing required baseline, else 2 if a problem could not be measured.
 
-        Else 3 if no problem was judged, or with ``strict`` if one was not. Else 0. A run that writes new baselines need not judge.
+        Else 3 if no problem was judged, or with ``strict`` if one was not. Else 0. A run that updates baselines has to write them
+        instead.
         """
         if self.decision is Decision.REGRESSED or (self.options.require_baseline and self.missing):
             return 1
         if self.failed:
             return 2
-        judged = [e for e in self.entries if e.judgement and e.judgement.decision is not Decision.INCONCLUSIVE]
-        enough = len(judged) == len(self.entries) if self.options.strict else bool(judged)
-        return 0 if enough or self.options.update_baseline else 3
+        judged = [e.judgement is not None and e.judgement.decision is not Decision.INCONCLUSIVE for e in self.entries]
+        done = [e.written for e in self.entries] if self.options.update_baseline else judged
+        return 0 if (all(done) if self.options.strict else any(done)) else 3
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values: the options, the rule, every problem."""
@@ -168,7 +171,7 @@ def warnings(result: GateResult) -> list[str]:
     if open_ := [e for e in result.entries if e.judgement and e.judgement.decision is Decision.INCONCLUSIVE]:
         lines.append(f"INCONCLUSIVE: {len(open_)} of {len(result.entries)} problems were NOT judged; the reasons are above")
     if result.missing and result.options.require_baseline:
-        lines.append(f"{len(result.missing)} required baselines are missing from {result.baselines_file}")
+        lines.append(f"{counted(len(result.missing), 'required baseline')} missing from {result.baselines_file}")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -97,7 +98,7 @@ class Replay:
 
 def summary(regrets: Sequence[float]) -> dict[str, float]:
     """Return the median, the 95th percentile and the largest of ordered regrets."""
-    return {"median": statistics.median(regrets), "p95": regrets[(len(regrets) - 1) * 95 // 100], "worst": regrets[-1]}
+    return {"median": statistics.median(regrets), "p95": regrets[math.ceil(len(regrets) * 95 / 100) - 1], "worst": regrets[-1]}
 
 
 def replay(found: Iterable[Known], searches: Sequence[Search], settings: Settings, orders: Sequence[Order] = ORDERS) -> Replay:

@@ -67,7 +67,7 @@ def busy_lines(result: ProblemResult) -> list[str]:
         f"{'all times' if len(names) == whole else ', '.join(names)}: measured {BUSY_MARK} ({reason}): {AGAIN}"
         for reason, names in by_reason.items()
     ]
-    if result.limit_disturbed:
+    if result.limit_disturbed and whole:
         lines.append(f"% limit: the limits of this machine were measured {BUSY_MARK}. A later tuning measures them again")
     return lines
 

@@ -235,7 +235,7 @@ def test_record_tune_export_import_and_use_in_separate_processes(own_store, tmp_
     with process(**environment) as other:
         *ended, told = other(printed, run, ["record", "-o", "shapes.json", "--", "python", "program.py", "--steps", "2"])
     assert ended == [3, "['--steps', '2'] torch.Size([32, 64])\n"], told
-    assert "1 problems in 1 calls written to shapes.json" in told
+    assert "1 problem in 1 call written to shapes.json" in told
     tuning = ["tune", "--recorded", str(tmp_path / "shapes.json"), "--quiet", "--backends", "aten,cpp", "--search", "quick"]
     assert run(tuning) == 0
     assert capsys.readouterr().out.startswith("addmm 32x64x96 float32 nt inp[64] alpha=one beta=one on cpu: ")
@@ -272,7 +272,7 @@ def test_a_program_that_forks_and_is_terminated_is_recorded(tmp_path):
         command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 128 + signal.SIGTERM, ended.stderr
-    assert ended.stderr.count("1 problems in 1 calls written to shapes.json") == 1, ended.stderr
+    assert ended.stderr.count("1 problem in 1 call written to shapes.json") == 1, ended.stderr
     assert [problem.m for problem in Recording.read(tmp_path / "shapes.json").problems()] == [4]
 
 

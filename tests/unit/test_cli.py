@@ -23,6 +23,7 @@ from gemmtune.problem.fused import NAMES
 from gemmtune.problem.grouped_compositions import GATES
 from gemmtune.problem.operations import OPS
 from gemmtune.selector.table import DEFAULT_ROWS
+from gemmtune.store.store import Store
 
 
 def test_version(capsys):
@@ -108,6 +109,45 @@ def test_option_words_match_the_package():
     assert commands.TABLE_ROWS == DEFAULT_ROWS
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("export {store}", "FILE: got {store}, a store, expected another file: its measurements would be lost"),
+        ("show --json {store}", "--json: got {store}, a store"),
+        ("tune --shapes shapes.json --json ./shapes.json", "--json: got ./shapes.json, expected another file than --shapes"),
+        ("record -o link.py -- python shapes.json", "-o: got link.py, expected another file than PROGRAM"),
+        ("report shapes.json --md shapes.json", "--md: got shapes.json, expected another file than FILES"),
+        ("report --html new --md new", "--md: got new, expected another file than --html"),
+        ("conformance shapes.json:f --json shapes.json", "--json: got shapes.json, expected another file than GEMM"),
+        ("report --html -", "Invalid value for '--html': got '-', which is not possible here"),
+        ("bundle -o -", "Invalid value for '-o' / '--output': got '-', which is not possible here"),
+    ],
+)
+def test_no_output_overwrites_a_store_or_what_the_command_reads(capsys, own_store, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    Store.open(own_store).close()
+    (tmp_path / "shapes.json").write_text("kept")
+    (tmp_path / "link.py").symlink_to("shapes.json")
+    before = own_store.read_bytes()
+    assert cli.run(words.format(store=own_store).split()) == 2
+    assert message.format(store=own_store) in capsys.readouterr().err
+    assert (own_store.read_bytes(), (tmp_path / "shapes.json").read_text()) == (before, "kept")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        ("settings search >&-", 0, ""),
+        ("--help > /dev/full", 1, "error: standard output: got No space left on device, expected to write the result there\n"),
+    ],
+)
+def test_standard_output_that_cannot_be_written(words, status, message):
+    done = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} -m gemmtune {words}"], stderr=subprocess.PIPE, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (status, message)
+
+
 @pytest.mark.parametrize("name", ["tune", "choices", "show", "export", "import", "merge", "doctor", "bundle"])
 def test_every_command_has_help_and_json(capsys, name):
     assert cli.run([name, "--help"]) == 0
@@ -119,6 +159,8 @@ def test_every_command_has_help_and_json(capsys, name):
     [
         (["tune"], "got no shapes, expected MxNxK or BxMxNxK, for instance 16x4096x4096, or --shapes FILE"),
         (["tune", "16x4096"], "shape: got '16x4096', expected MxNxK or BxMxNxK with whole numbers, for instance 16x4096x4096"),
+        (["tune", "9" * 20 + "x2x3"],
+         "shape: got '99999999999999999999x2x3', expected MxNxK or BxMxNxK with whole numbers of at most 18 digits"),
         (["tune", "1x2x3", "--op", "bmm"], "shape 1x2x3: got 3 sizes for bmm, expected BxMxNxK"),
         (["choices", "1x2"], "shape: got '1x2', expected MxNxK or BxMxNxK with whole numbers, for instance 16x4096x4096"),
         (["tune", "1x2x3", "--dtype", "int3"], "Invalid value for '--dtype': 'int3' is not one of"),
@@ -144,7 +186,7 @@ def test_every_command_has_help_and_json(capsys, name):
         (["frobnicate"], "No such command 'frobnicate'."),
         (["export"], "Missing argument 'FILE'."),
     ],
-    ids=["no-shape", "two-sizes", "bmm-3", "choices", "dtype", "json-folder",
+    ids=["no-shape", "two-sizes", "digits", "bmm-3", "choices", "dtype", "json-folder",
          "json-is-folder", "device", "backend", "no-backend", "arch",
          "arch-to-build", "allow", "deny", "dtype-int4", "int4-in-int8", "with", "minus", "option", "command", "argument"],
 )  # fmt: skip

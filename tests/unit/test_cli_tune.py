@@ -11,8 +11,11 @@ from tuning_results import FAST, TORCH, failure, outcome, problem_result
 
 from gemmtune import Problem, cli, settings
 from gemmtune.choice import Refusal, Status
+from gemmtune.device import detect
 from gemmtune.selector.progress import Lines, Progress
 from gemmtune.selector.table import TuningResult
+from gemmtune.store.key import fingerprint_text
+from gemmtune.store.store import Row, Store
 
 
 @pytest.fixture
@@ -59,6 +62,24 @@ def test_options_for_a_busy_machine_reach_the_tuner(tuner, own_store, capsys):
         assert (tuner.again, tuner.settings.busy) == (again, busy)
     assert cli.run(["tune", "2x3x4", "--wait-quiet", "--accept-busy"]) == 2
     assert "--wait-quiet: got --accept-busy too, expected one of them" in capsys.readouterr().err
+
+
+def test_again_without_shapes_takes_what_a_busy_machine_has_stored(capsys, tuner, own_store):
+    problems = [Problem.mm(m, 8, 8, dtype=torch.float32, device_type="cpu") for m in (16, 32, 64)]
+    here, elsewhere = fingerprint_text(detect("cpu"), "graph"), fingerprint_text(detect("cpu"), "eager")
+    why = {"disturbed": "other work"}
+    rows = [(problems[0], here, why), (problems[1], elsewhere, why), (problems[2], here, {})]
+    Store.open(own_store).put(
+        Row(key=problem.key, fingerprint=machine, name="aten:mm", backend="aten", content_hash="x", status=Status.OK, time_us=1.0,
+            finalist=True, baseline=True, info=info, measured_at="2020-01-02T03:04:05.000006+00:00")
+        for problem, machine, info in rows
+    )  # fmt: skip
+    assert cli.run(["tune", "--again", "--device", "cpu"]) == 0
+    assert (tuner.problems, tuner.again) == (problems[:1], True)
+    assert cli.run(["tune", "--again", "--device", "cpu", "--timing", "eager"]) == 0
+    assert tuner.problems == problems[1:2]
+    assert cli.run(["tune", "--again", "--device", "cpu", "--dtype", "float16"]) == 2
+    assert "--dtype: got no shapes for this option" in capsys.readouterr().err
 
 
 def test_times_and_ratios_of_a_busy_machine_carry_a_mark(tuner, own_store, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,9 @@ def test_options_not_given_to_pytest_have_their_defaults() -> None:
         ({"max_cases": 0}, "max_cases: got 0, expected at least 1"),
         ({"max_seconds": -1.0}, "max_seconds: got -1, expected a number of seconds above 0"),
         ({"properties": ["bound,bonud"]}, "property: got 'bonud', expected one of integers, one-hot-a"),
+        ({"max_seconds": float("nan")}, "max_seconds: got nan, expected a number of seconds above 0"),
+        ({"timeout": math.inf}, "timeout: got inf, expected a number of seconds above 0"),
+        ({"html": "-"}, "html: got '-', expected a file to write, in a folder that exists"),
         ({"timeout": 0.0}, "timeout: got 0, expected a number of seconds above 0"),
         ({"derandomize": True, "seed": 3}, "got derandomize and seed, expected at most one of them"),
         ({"backend": "x:f", "sm": ["80"]}, "sm: got the GEMM 'x:f' as well, expected no GEMM"),

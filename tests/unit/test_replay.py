@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -83,8 +84,12 @@ def test_curves_summarize_their_traces():
     traces = tuple(Trace(regrets=(0.5, 0.1 * i, 0.1 * i), unknown=1) for i in range(5))
     curve = Curve(search="quick", order="tuning", traces=traces)
     assert curve.budgets == [1, 2, 3]
-    assert summary(curve.at(2)) == pytest.approx({"median": 0.2, "p95": 0.3, "worst": 0.4})
+    assert summary(curve.at(2)) == pytest.approx({"median": 0.2, "p95": 0.4, "worst": 0.4})
     assert (curve.choices, curve.known) == (3, 0.75)
+    for count in (1, 2, 19, 20, 21, 40):
+        found = summary([float(i) for i in range(1, count + 1)])
+        assert found["median"] <= found["p95"] <= found["worst"]
+        assert found["p95"] == math.ceil(0.95 * count)
 
 
 def test_problems_that_cannot_be_replayed_are_counted_with_the_reason():
