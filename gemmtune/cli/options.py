@@ -8,7 +8,7 @@ import click
 from ..backends.table import BACKENDS
 from ..settings import Search, Timing
 from . import words
-from .completion import Legal, complete_gemm, complete_of
+from .completion import Legal, complete_of
 from .product import click_options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,7 +67,7 @@ search_options = _together(
     ),
     click.option("--search", type=click.Choice(get_args(Search)), help="How many configs each template offers."),
     click.option(
-        "--with", "extra_choices", multiple=True, metavar="MODULE:FUNCTION", shell_complete=complete_gemm,
+        "--with", "extra_choices", multiple=True, metavar="MODULE:FUNCTION",
         help="Your own GEMM to include, such as mylib.ops:matmul or kernels.py:matmul; may be given several times.",
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from ..conformance.option_table import OPTIONS
 from ..judging.levels import LEVELS, MOST_CALL_S
 from ..perf_gate.options import ANCHORS, FOLDER, LEAST_PROCESSES, PICK, PROCESSES
 from . import words
-from .completion import complete_gemm, complete_of
+from .completion import complete_of
 from .options import device_option, problem_options, search_options, shapes_options, timing_option
 from .output import level_options, output_options, run
 from .product import FiniteRange
@@ -41,7 +41,7 @@ def _conformance_options(function: Any) -> Any:
 
 
 @click.command()
-@click.argument("gemm", required=False, metavar="[MODULE:NAME]", shell_complete=complete_gemm)
+@click.argument("gemm", required=False, metavar="[MODULE:NAME]")
 @_conformance_options
 @click.option("-k", "keyword", metavar="EXPRESSION", help="Run only cases whose id matches, like pytest's -k.")
 @level_options
@@ -66,7 +66,7 @@ def conformance(**given: Any) -> None:
 
 
 @click.command()
-@click.argument("target", metavar="TARGET", shell_complete=complete_gemm)
+@click.argument("target", metavar="TARGET")
 @device_option
 @click.option("--level", type=click.Choice(tuple(LEVELS)), default="normal", show_default=True, help="How much is tried.")
 @click.option(

@@ -105,7 +105,7 @@ def export_store(**given: Any) -> None:
 @click.argument("file", metavar="FILE", type=click.Path())
 @output_options
 def import_store(**given: Any) -> None:
-    """Merge a FILE that export wrote into the store.
+    """Merge a FILE that export wrote, or another store, into the store.
 
     If both have a choice, the later measurement stays.
     """
@@ -113,14 +113,14 @@ def import_store(**given: Any) -> None:
 
 
 @click.command()
-@click.argument("other_store", metavar="OTHER_STORE", type=click.Path())
+@click.argument("file", metavar="OTHER_STORE", type=click.Path())
 @output_options
 def merge(**given: Any) -> None:
     """Merge another store, an SQLite file, into the store.
 
     If both have a choice, the later measurement stays.
     """
-    run("stores.merge", given)
+    run("stores.import_store", given)
 
 
 @click.command()

@@ -93,19 +93,9 @@ _TAKEN = {
 
 
 def import_store(file: str, json_file: str | None) -> None:
-    """Merge a FILE that export wrote into the store. If both have a choice, the later measurement stays."""
+    """Merge a FILE that export wrote, or a store, into the store. If both have a choice, the later measurement stays."""
     store = opened()
-    if _is_database(file):
-        raise click.ClickException(f"import: got {file}, a store, expected a file of gemmtune export; gemmtune merge takes stores")
-    _report(store, store.import_file(file), file, json_file)
-
-
-def merge(other_store: str, json_file: str | None) -> None:
-    """Merge another store, an SQLite file, into the store. If both have a choice, the later measurement stays."""
-    store = opened()
-    if not _is_database(other_store):
-        raise click.ClickException(f"merge: got {other_store}, expected a store; gemmtune import takes files of gemmtune export")
-    _report(store, store.merge(other_store), other_store, json_file)
+    _report(store, store.merge(file) if _is_database(file) else store.import_file(file), file, json_file)
 
 
 def _is_database(file: str) -> bool:
