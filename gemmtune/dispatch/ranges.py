@@ -16,9 +16,9 @@ from ..errors import InvalidProblemError
 from ..filters import why_not_named
 from ..problem import Problem
 from ..problem.rows import Relaid, RowClass, row_classes
-from ..selector.candidates import candidates_for, choice_of
+from ..selector.candidates import candidates_for, choice_of, timings_of
 from ..selector.offers import enabled_backends
-from ..selector.ranges import kind_of, stored_table, timings_of
+from ..selector.ranges import kind_of, stored_table
 from ..selector.segments import DEFAULT, Segment, Table, extended
 from ..settings import Settings, Timing
 from ..store.key import fingerprint_text

@@ -16,11 +16,11 @@ from ..effort import EFFORT
 from ..errors import InvalidProblemError, NoValidChoicesError, StoreError
 from ..filters import why_not_named
 from ..problem.rows import RowClass
-from ..settings import Settings, Timing
+from ..settings import Settings
 from ..store.key import canonical, fingerprint_text
 from ..store.store import Ranged, Store
 from ..workers.locks import tuning_lock
-from .candidates import Candidates, Retry
+from .candidates import Candidates, Retry, timings_of
 from .crossover import complete, sampled_rows, spread
 from .intervals import legal_segments, segments_by_time
 from .invariant import invariant_table, sample_classes
@@ -40,8 +40,6 @@ from .siblings import Siblings
 log = logging.getLogger("gemmtune")
 
 WAITING = "another process tunes this range: waiting for it"
-KERNEL_TIMINGS: tuple[Timing, ...] = ("graph", "spaced")
-"""Timing modes of kernels, in isolation and next to others. The fastest by one mode is rarely much slower by the other."""
 FOLLOWING = ("a", "inp", "out", "scale_a")
 """Operands of a product that have rows of the batch."""
 MOST_OF_NEIGHBOUR = 3
@@ -66,11 +64,6 @@ def product_of(key: str) -> str:
     layouts = {name: (fields.get(name) or {}).get("dtype") for name in FOLLOWING}
     epilogue = fields.get("epilogue") and {**fields["epilogue"], "operands": [x["dtype"] for x in fields["epilogue"]["operands"]]}
     return canonical({**fields, **layouts, "m": 0, "epilogue": epilogue})
-
-
-def timings_of(settings: Settings) -> tuple[Timing, ...]:
-    """Return the timing modes whose tables serve, that of the settings first."""
-    return tuple(dict.fromkeys((settings.timing, *(KERNEL_TIMINGS if settings.timing in KERNEL_TIMINGS else ()))))
 
 
 def agreed_class(work: Work, store: Store) -> str:
