@@ -13,7 +13,7 @@ from ..perf_gate.options import ANCHORS, FOLDER, LEAST_PROCESSES, PICK, PROCESSE
 from . import words
 from .completion import complete_of
 from .options import device_option, problem_options, search_options, shapes_options, timing_option
-from .output import level_options, output_options, run
+from .output import command
 from .product import FiniteRange
 
 _TYPES: dict[str, Any] = {"integer": int, "seconds": float}
@@ -40,13 +40,12 @@ def _conformance_options(function: Any) -> Any:
     return function
 
 
-@click.command()
+@command("conformance.conformance", as_json=False)
 @click.argument("gemm", required=False, metavar="[MODULE:NAME]")
 @_conformance_options
 @click.option("-k", "keyword", metavar="EXPRESSION", help="Run only cases whose id matches, like pytest's -k.")
-@level_options
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
-def conformance(**given: Any) -> None:
+def conformance() -> None:
     """Test if a GEMM is correct.
 
     MODULE:NAME or FILE.py:NAME is a function f(a, b), or a module or object with functions named as in torch. It may refuse
@@ -62,10 +61,9 @@ def conformance(**given: Any) -> None:
     gemmtune conformance backend:triton
     gemmtune conformance --sm 80
     """  # fmt: skip
-    run("conformance.conformance", given)
 
 
-@click.command()
+@command("judge.judge")
 @click.argument("target", metavar="TARGET")
 @device_option
 @click.option("--level", type=click.Choice(tuple(LEVELS)), default="normal", show_default=True, help="How much is tried.")
@@ -83,8 +81,7 @@ def conformance(**given: Any) -> None:
     help="Seconds for one call, compilation included.",
 )
 @click.option("--html", metavar="FILE", type=click.Path(), help="Write the verdict as one HTML page.")
-@output_options
-def judge(**given: Any) -> None:
+def judge() -> None:
     """Judge a GEMM's values, speed and conduct.
 
     TARGET is package.module:function, a file.py:function, a module of KernelBench's form with ModelNew, a file.cpp:symbol or
@@ -97,10 +94,9 @@ def judge(**given: Any) -> None:
     gemmtune judge candidates/ --json verdicts.json --html verdicts.html
     gemmtune judge kernel.cpp:matmul --sandbox
     """
-    run("judge.judge", given)
 
 
-@click.command("perf-gate")
+@command("perf_gate.perf_gate", name="perf-gate")
 @shapes_options
 @problem_options
 @device_option
@@ -134,8 +130,7 @@ def judge(**given: Any) -> None:
     show_default=True,
     help="Number of fresh processes in a batch.",
 )
-@output_options
-def perf_gate(**given: Any) -> None:
+def perf_gate() -> None:
     """Check that no SHAPE takes over 2% longer than torch.
 
     The limit may also be the stored ratio of an earlier run.
@@ -147,7 +142,6 @@ def perf_gate(**given: Any) -> None:
     gemmtune perf-gate --shapes models.json --update-baseline
     gemmtune perf-gate --require-baseline
     """  # fmt: skip
-    run("perf_gate.perf_gate", given)
 
 
 PROOF_COMMANDS: tuple[click.Command, ...] = (conformance, judge, perf_gate)
