@@ -16,8 +16,8 @@ from ..perf_gate.options import GateOptions
 from ..perf_gate.result import renderables, warnings
 from ..problem import Problem
 from .asked import device_of, refuse_if_disabled, settings_changes
-from .output import LOG, STDOUT, CouldNotTest, is_quiet, note, write_json
-from .printing import show, watched
+from .output import LOG, CouldNotTest, is_quiet, note
+from .printing import answer, watched
 from .shapes import problems_of
 from .spec import Spec
 
@@ -37,9 +37,7 @@ def perf_gate(*, shapes: tuple[str, ...], shapes_file: str | None, json_file: st
             spec = Spec(device_type=info.torch_device.type, **options)
             problems = problems_of(shapes, shapes_file, spec) or _unnamed(gate, options)
             result = run_gate(problems, gate, tell=(lambda _: None) if is_quiet() else note, progress=progress)
-    if json_file != STDOUT:
-        show(renderables(result))
-    write_json(json_file, result.to_json())
+    answer(json_file, result.to_json(), renderables(result))
     for line in warnings(result):
         LOG.warning(line)
     if result.exit_status:

@@ -20,7 +20,7 @@ from ..selector.text_table import NAMES, TextTable, counted
 from ..settings import Search
 from ..timing.rounds import BUSY_MARK, tie
 from .output import STDOUT, write_json
-from .printing import show
+from .printing import answer
 from .stores import opened
 
 MOST_FILES = 2
@@ -65,10 +65,9 @@ def replay_store(file: str | None, search: tuple[Search, ...], order: tuple[Orde
             + " tune with --search exhaustive"
             + "".join(f"; {count}: {reason}" for reason, count in found.skipped.items())
         )
-    if json_file != STDOUT:
-        head = f"{source.name}: {found.problems} problems, {found.measured:g} stored choices each (median)"
-        show((head, _regrets(found), *(f"{count} problems left out: {reason}" for reason, count in found.skipped.items())))
-    write_json(json_file, found.to_json())
+    head = f"{source.name}: {found.problems} problems, {found.measured:g} stored choices each (median)"
+    left_out = (f"{count} problems left out: {reason}" for reason, count in found.skipped.items())
+    answer(json_file, found.to_json(), (head, _regrets(found), *left_out))
 
 
 def own_source() -> Source:
@@ -91,9 +90,7 @@ def _regrets(found: Replay) -> TextTable:
 def diff(before: str, after: str, every: bool, json_file: str | None) -> None:
     """Compare two files, each a store, an export of one, or a result of ``tune --json``."""
     pairs = pairs_of(read(Path(before)).entries, read(Path(after)).entries)
-    if json_file != STDOUT:
-        show(_changes(pairs, every))
-    write_json(json_file, [pair.to_json() for pair in pairs])
+    answer(json_file, [pair.to_json() for pair in pairs], _changes(pairs, every))
 
 
 def _changes(pairs: list[Pair], every: bool) -> Iterator[RenderableType]:

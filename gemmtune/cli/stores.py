@@ -27,7 +27,7 @@ from ..store.row import Limit, Row, stored_problem
 from ..store.store import Absorbed, Ranged, Store, open_store
 from ..store.storefile import HEAD
 from .output import STDOUT, write_json, write_text
-from .printing import show as print_parts
+from .printing import answer
 from .selection import Removable, Selection, machines_here
 from .tunableop import VALIDATOR, results_of
 
@@ -43,10 +43,9 @@ def show(shapes: Sequence[str], match: str | None, here: bool, rows: int, json_f
     known = [found for found in known_of(store.every_row()) if wanted.has(found.key, found.fingerprint)]
     tables = [fact for fact in store.every_ranged() if wanted.has_table(fact.key, fact.fingerprint)]
     known.sort(key=lambda k: (k.fingerprint, problem_text(k.key)))
-    if json_file != STDOUT:
-        nothing = "empty; gemmtune tune fills it" if wanted.empty else "nothing of what was asked for"
-        print_parts((f"store: {store.path}", *(_parts(known, rows) if known or tables else [nothing]), *_tables(tables)))
-    write_json(json_file, [*(k.to_json() for k in known), *(fact.to_json() for fact in tables)])
+    nothing = "empty; gemmtune tune fills it" if wanted.empty else "nothing of what was asked for"
+    parts = (f"store: {store.path}", *(_parts(known, rows) if known or tables else [nothing]), *_tables(tables))
+    answer(json_file, [*(k.to_json() for k in known), *(fact.to_json() for fact in tables)], parts)
 
 
 def export_store(file: str, shapes: Sequence[str], match: str | None, here: bool, file_format: str, json_file: str | None) -> None:
