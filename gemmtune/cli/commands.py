@@ -10,7 +10,6 @@ import click
 from ..operand_kinds import ModelDtype
 from ..settings import Settings
 from . import options
-from .completion import complete_of
 from .output import command
 from .product import FiniteRange
 from .proof_commands import PROOF_COMMANDS
@@ -187,7 +186,7 @@ def doctor() -> None:
 
 
 @command("settings_table.show_settings", name="settings")
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_of(SETTINGS))
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=options.complete_of(SETTINGS))
 @click.option("--changed", is_flag=True, help="Leave out settings with their default.")
 def show_settings() -> None:
     """Show the settings in force, and the source of each.

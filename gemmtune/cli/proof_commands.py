@@ -11,8 +11,7 @@ from ..conformance.option_table import OPTIONS
 from ..judging.levels import LEVELS, MOST_CALL_S
 from ..perf_gate.options import ANCHORS, FOLDER, LEAST_PROCESSES, PICK, PROCESSES
 from . import words
-from .completion import complete_of
-from .options import device_option, problem_options, search_options, shapes_options, timing_option
+from .options import complete_of, device_option, problem_options, search_options, shapes_options, timing_option
 from .output import command
 from .product import FiniteRange
 
