@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from ..choice import Status
 from ..device import DeviceInfo, preset
 from ..errors import CompileError
-from ..selector.precompile import Compilation, CompileFailure
+from ..selector.precompile import Compilation
+from ..selector.samples import Sample
 from ..settings import Settings, current
 from ..toolchain.compiled import Artifact, CompiledChoice
 
@@ -69,7 +70,7 @@ def inspect_choices(choices: Sequence[CompiledChoice], settings: Settings | None
                 yield _inspect(choice, failures.get(choice.name))
 
 
-def _inspect(choice: CompiledChoice, failure: CompileFailure | None) -> Inspection:
+def _inspect(choice: CompiledChoice, failure: Sample | None) -> Inspection:
     plain = Inspection(choice=choice.name, backend=choice.backend, problem=str(choice.problem), arch=choice.arch, status=Status.OK)
 
     def failed(status: Status, reason: str) -> Inspection:

@@ -23,9 +23,7 @@ from ..selector.table import refusal_lines
 from ..selector.text_table import counted
 from ..settings import Settings
 from .asked import arch_of, refuse_if_disabled, settings_changes
-from .files import STDOUT
-from .output import write_json
-from .printing import show, watched
+from .printing import answer, watched
 from .shapes import some_problems_of
 from .spec import Spec
 
@@ -70,10 +68,8 @@ def build(*, shapes: tuple[str, ...], shapes_file: str | None, arch: str | None,
         kept = f"compiled kernels are kept in {chosen.folder}"
         with settings.patch(backends=names) as restricted, watched(kept=kept) as progress:
             built = _build(problems, device, restricted, progress)
-    if json_file != STDOUT:
-        backends = ", ".join(f"{name} ({load(name).available(device).detail})" for name in names)
-        heading = f"{counted(len(problems), 'shape')} for {device.name} ({device.arch}), backends {backends}"
-        show(_parts(heading, built, chosen))
+    backends = ", ".join(f"{name} ({load(name).available(device).detail})" for name in names)
+    heading = f"{counted(len(problems), 'shape')} for {device.name} ({device.arch}), backends {backends}"
     data = {
         "device": {"name": device.name, "arch": device.arch},
         "backends": list(names),
@@ -84,7 +80,7 @@ def build(*, shapes: tuple[str, ...], shapes_file: str | None, arch: str | None,
         "seconds": built.seconds,
         "failed": [dataclasses.asdict(failure) for failure in built.failures],
     }
-    write_json(json_file, data)
+    answer(json_file, data, _parts(heading, built, chosen))
     return 1 if built.failures else 0
 
 

@@ -21,7 +21,7 @@ from ..tuning.explain import explain_problem
 from .asked import arch_of, device_of, refuse_if_disabled, settings_changes
 from .files import STDOUT
 from .output import write_json
-from .printing import show
+from .printing import answer, show
 from .selection import Selection
 from .shapes import problem_of_word
 from .spec import Spec
@@ -39,8 +39,6 @@ def choices(*, shape: str, arch: str | None, json_file: str | None, **options: A
     with settings.patch(**changes) as chosen:
         offers = offers_for(wanted, device, chosen, on_this_machine=arch is None)
         names = enabled_backends(device, chosen)
-    if json_file != STDOUT:
-        show(_parts(f"{wanted}, {device.name} ({device.arch}), backends {', '.join(names)}", offers))
     data = {
         "problem": {"text": str(wanted)} | wanted.to_json(),
         "device": {"name": device.name, "arch": device.arch},
@@ -50,7 +48,7 @@ def choices(*, shape: str, arch: str | None, json_file: str | None, **options: A
         ],
         "refused": [{"name": r.name, "reason": r.reason, "count": r.count} for r in offers.refusals],
     }
-    write_json(json_file, data)
+    answer(json_file, data, _parts(f"{wanted}, {device.name} ({device.arch}), backends {', '.join(names)}", offers))
 
 
 def explain(*, shape: str, device: str | None, json_file: str | None, **options: Any) -> None:

@@ -3,16 +3,15 @@
 import dataclasses
 import importlib
 from collections.abc import Collection
-from typing import Any, get_args
+from typing import get_args
 
 import click
 
 from ..operand_kinds import ModelDtype
 from ..settings import Settings
 from . import options
-from .completion import complete_of
 from .files import OutputFile
-from .output import output_options, run
+from .output import command
 from .product import FiniteRange
 from .proof_commands import PROOF_COMMANDS
 from .store_commands import STORE_COMMANDS
@@ -21,7 +20,7 @@ TABLE_ROWS = 12
 SETTINGS = tuple(field.name for field in dataclasses.fields(Settings))
 
 
-@click.command()
+@command("tune.tune")
 @options.shapes_options
 @options.problem_options
 @options.device_option
@@ -49,8 +48,7 @@ SETTINGS = tuple(field.name for field in dataclasses.fields(Settings))
 @click.option(
     "--rows", type=click.IntRange(min=0), default=TABLE_ROWS, show_default=True, help="Number of choices to show; 0 shows all."
 )
-@output_options
-def tune(**given: Any) -> None:
+def tune() -> None:
     """Find and store the fastest correct choice for each SHAPE.
 
     A SHAPE is MxNxK, or BxMxNxK for a batch: out[M, N] = a[M, K] @ b[K, N]. Stored results are not measured again. LO..HI instead
@@ -65,7 +63,6 @@ def tune(**given: Any) -> None:
     gemmtune tune 16x8192x8192 --op mixed_mm --dtype float16 --scales group_128 --encoding int4
     gemmtune tune 512x512x511 --allow '^aten|_pad' --deny _k
     """
-    run("tune.tune", given)
 
 
 def _models() -> Collection[str]:
@@ -73,7 +70,7 @@ def _models() -> Collection[str]:
     return importlib.import_module("..fleet.models", __package__).MODELS  # type: ignore[no-any-return]
 
 
-@click.command()
+@command("fleet.fleet")
 @options.shapes_options
 @click.option("--recorded", metavar="FILE", type=click.Path(), help="A file of gemmtune record.")
 @options.named(
@@ -93,8 +90,7 @@ def _models() -> Collection[str]:
 @options.timing_option
 @click.option("--force", is_flag=True, help="Measure choices again that are in the store.")
 @click.option("--again", is_flag=True, help="Measure again what was measured on a busy machine.")
-@output_options
-def fleet(**given: Any) -> int:
+def fleet() -> None:
     """Tune many shapes or whole models on many GPUs at once.
 
     Each GPU measures one shape or one weight's table at a time, the longest first. A process or node that dies loses only the
@@ -107,16 +103,14 @@ def fleet(**given: Any) -> int:
     gemmtune fleet --recorded shapes.json --devices 0,1
     gemmtune fleet --shapes models.json --ray auto
     """  # fmt: skip
-    return int(run("fleet.fleet", given))
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@command("recording.record", context_settings={"ignore_unknown_options": True}, logs=False)
 @click.option(
     "-o", "--output", "file", metavar="FILE", type=OutputFile(), default="shapes.json", show_default=True, help="The file to write."
 )
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- PROGRAM [ARGUMENTS]...")
-@output_options
-def record(**given: Any) -> int:
+def record() -> None:
     """Run a Python program and record its GEMMs.
 
     Calls of torch and of gemmtune are recorded. tune --recorded reads the file.
@@ -128,17 +122,15 @@ def record(**given: Any) -> int:
     gemmtune record -- python train.py --steps 10
     gemmtune record -o shapes.json -- python -m mypkg.generate
     """  # fmt: skip
-    return int(run("recording.record", given, logs=False))
 
 
-@click.command()
+@command("choices.choices")
 @click.argument("shape")
 @options.arch_option
 @options.problem_options
 @options.search_options
 @options.filter_options
-@output_options
-def choices(**given: Any) -> None:
+def choices() -> None:
     """List the choices that tuning SHAPE would try.
 
     The refused ones follow, with reasons.
@@ -147,18 +139,16 @@ def choices(**given: Any) -> None:
     gemmtune choices 512x512x512 --arch sm80 --backends triton
     gemmtune choices 512x512x512 --arch sm90 --allow 'triton:mm_128x'
     """
-    run("choices.choices", given)
 
 
-@click.command()
+@command("choices.explain")
 @click.argument("shape")
 @options.problem_options
 @options.device_option
 @options.search_options
 @options.filter_options
 @options.timing_option
-@output_options
-def explain(**given: Any) -> None:
+def explain() -> None:
     """Show which choice a call of SHAPE runs, and why.
 
     The measured choices follow, with those that were refused or failed. Nothing is measured.
@@ -166,17 +156,15 @@ def explain(**given: Any) -> None:
     \b
     gemmtune explain 16x4096x4096 --dtype bfloat16
     """
-    run("choices.explain", given)
 
 
-@click.command()
+@command("build.build")
 @options.shapes_options
 @options.arch_option
 @options.problem_options
 @options.search_options
 @options.filter_options
-@output_options
-def build(**given: Any) -> int:
+def build() -> None:
     """Compile ahead of time the kernels that tuning would compile.
 
     They go into the cache folder (GEMMTUNE_CACHE_DIR), and nothing runs. A machine with this cache folder and the same
@@ -186,26 +174,22 @@ def build(**given: Any) -> int:
     gemmtune build 4096x4096x4096 --arch sm90 --backends triton,cutlass
     gemmtune build --shapes models.json --arch sm80 --search quick
     """
-    return int(run("build.build", given))
 
 
-@click.command()
+@command("doctor.doctor")
 @click.option("--build", "build_native", is_flag=True, help="Compile the native look-up of warm calls if it is missing.")
-@output_options
-def doctor(**given: Any) -> int:
+def doctor() -> None:
     """Show what gemmtune finds here, and what is missing.
 
     It lists versions, devices, compilers, backends, the native look-up, the store and the cache folder. The exit
     status is 1 if --build fails, if no backend works on any device, or if the store or cache folder is unusable.
     """
-    return int(run("doctor.doctor", given))
 
 
-@click.command("settings")
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_of(SETTINGS))
+@command("settings_table.show_settings", name="settings")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=options.complete_of(SETTINGS))
 @click.option("--changed", is_flag=True, help="Leave out settings with their default.")
-@output_options
-def show_settings(**given: Any) -> None:
+def show_settings() -> None:
     """Show the settings in force, and the source of each.
 
     The variable GEMMTUNE_<NAME> sets one, or a line in the table [tool.gemmtune] of the nearest pyproject.toml.
@@ -214,10 +198,9 @@ def show_settings(**given: Any) -> None:
     gemmtune settings --changed
     gemmtune settings search timing
     """
-    run("settings_table.show_settings", given)
 
 
-@click.command()
+@command("bundle.bundle")
 @click.option(
     "-o",
     "--output",
@@ -227,8 +210,7 @@ def show_settings(**given: Any) -> None:
     show_default=True,
     help="The archive, or the new or empty folder, to write.",
 )
-@output_options
-def bundle(**given: Any) -> None:
+def bundle() -> None:
     """Pack the store and kernels for a container image.
 
     The archive also has the native look-up, which is compiled if it is missing. Unpack it in the image, and set
@@ -238,7 +220,6 @@ def bundle(**given: Any) -> None:
     gemmtune bundle
     gemmtune bundle --output image/gemmtune
     """
-    run("bundle.bundle", given)
 
 
 COMMANDS: tuple[click.Command, ...] = (

@@ -28,9 +28,7 @@ from ..store.store import open_store
 from ..toolchain.codeobject import find_hip_compiler
 from ..toolchain.cubin import find_nvrtc
 from ..toolchain.tool import version_text
-from .files import STDOUT
-from .output import write_json
-from .printing import show
+from .printing import answer
 
 PACKAGES = (
     "torch", "triton", "nvmath-python", "nvidia-cutlass", "nvidia-ml-py", "amd-aiter", "numpy", "jinja2", "filelock",
@@ -49,13 +47,11 @@ def doctor(json_file: str | None, *, build_native: bool = False) -> int:
     requested build of the native look-up fails.
     """
     data = report(settings.given(), build_native=build_native)
-    if json_file != STDOUT:
-        parts: list[Text] = []
-        for title, lines in _sections(data):
-            parts += [Text(title, style="bold"), *(Text(f"  {line}") for line in lines)]
-        problems = [Text(f"problem: {problem}", style="bold red") for problem in data["problems"]]
-        show([*parts, *(problems or [Text("no problems found", style="bold green")])])
-    write_json(json_file, data)
+    parts: list[Text] = []
+    for title, lines in _sections(data):
+        parts += [Text(title, style="bold"), *(Text(f"  {line}") for line in lines)]
+    problems = [Text(f"problem: {problem}", style="bold red") for problem in data["problems"]]
+    answer(json_file, data, [*parts, *(problems or [Text("no problems found", style="bold green")])])
     return 1 if data["problems"] else 0
 
 

@@ -29,7 +29,7 @@ from ..tuning.tune import retry_of, run_job
 from .asked import refuse_if_disabled, settings_changes
 from .files import STDOUT
 from .output import write_json
-from .printing import show, watched
+from .printing import answer, show, watched
 from .shapes import parse_rows, problems_and_ranges
 from .spec import Spec
 
@@ -73,9 +73,7 @@ def fleet(
             _show_dry_run(jobs, devices_for(jobs, function, chosen, devices=devices, ray=ray), chosen, json_file)
             return 0
         result = run_watched(jobs, function, chosen, devices, ray, keep=False)
-    if json_file != STDOUT:
-        show(map(Text, summary_lines(result, chosen)))
-    write_json(json_file, result.to_json())
+    answer(json_file, result.to_json(), map(Text, summary_lines(result, chosen)))
     return 1 if result.failures else 0
 
 

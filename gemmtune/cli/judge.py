@@ -13,9 +13,8 @@ from ..conformance.runs.files import write
 from ..errors import raised_as
 from ..judging.report import as_html, as_json, lines
 from ..judging.verdict import judge as judged
-from .files import STDOUT
-from .output import CouldNotTest, write_json
-from .printing import show
+from .output import CouldNotTest
+from .printing import answer
 
 
 def judge(*, target: str, trait: tuple[str, ...], json_file: str | None, html: str | None, **options: Any) -> None:
@@ -24,8 +23,6 @@ def judge(*, target: str, trait: tuple[str, ...], json_file: str | None, html: s
         judgement = judged(target, declared=declared_by(trait), **options)
         if html is not None:
             write("html", html, as_html(judgement))
-    if json_file != STDOUT:
-        show([Text(line) for line in lines(judgement)])
-    write_json(json_file, as_json(judgement))
+    answer(json_file, as_json(judgement), map(Text, lines(judgement)))
     if judgement.exit_status:
         raise click.exceptions.Exit(judgement.exit_status)

@@ -1,17 +1,32 @@
 """Options that several commands share, whose meaning is in ``asked``. Plain data, so that help needs no torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar, get_args
 
 import click
+from click.shell_completion import CompletionItem
 
 from ..backends.table import BACKENDS
 from ..settings import Search, Timing
 from . import words
-from .completion import Legal, complete_gemm, complete_of
 from .product import click_options
 
 F = TypeVar("F", bound=Callable[..., Any])
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+Legal = Collection[str] | Callable[[], Collection[str]]
+"""Words, or a function that returns them because their import takes long."""
+
+
+def complete_of(words: Legal, *, several: bool = False) -> Complete:
+    """Return the completion of a word of a list, or with ``several`` of the last of words that are joined by commas."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's
+        *before, last = incomplete.split(",") if several else [incomplete]
+        given = "".join(f"{word}," for word in before)
+        known = words() if callable(words) else words
+        return [CompletionItem(given + word) for word in known if word.startswith(last) and word not in before]
+
+    return complete
 
 
 def _together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
@@ -67,7 +82,7 @@ search_options = _together(
     ),
     click.option("--search", type=click.Choice(get_args(Search)), help="How many configs each template offers."),
     click.option(
-        "--with", "extra_choices", multiple=True, metavar="MODULE:FUNCTION", shell_complete=complete_gemm,
+        "--with", "extra_choices", multiple=True, metavar="MODULE:FUNCTION",
         help="Your own GEMM to include, such as mylib.ops:matmul or kernels.py:matmul; may be given several times.",
     ),
 )  # fmt: skip

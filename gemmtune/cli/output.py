@@ -1,5 +1,6 @@
 """Running of commands, and their output: notes to standard error, JSON to a file. ``printing`` prints the text."""
 
+import functools
 import importlib
 import json
 import logging
@@ -156,16 +157,37 @@ def level_options(function: F) -> F:
     return function
 
 
-def output_options(function: F) -> F:
-    """Add the options of every command about its output."""
-    json_option = click.option(
+def _json_option(function: F) -> F:
+    """Add the option for the result as JSON."""
+    return click.option(
         "--json",
         "json_file",
         metavar="FILE",
         type=OutputFile(stdout=True),
         help="Write the result as JSON to FILE; - is standard output, which then gets nothing else.",
-    )
-    return json_option(level_options(function))
+    )(function)
+
+
+def command(
+    work: str, *, group: click.Group | None = None, as_json: bool = True, logs: bool = True, **more: Any
+) -> Callable[[Callable[[], None]], click.Command]:
+    """Return the decorator of a command, whose help is the function's docstring. ``work`` names what does it (see ``run``).
+
+    Below it stand the command's own options. Those of every command follow, with ``--json`` unless the command has its own.
+    """
+
+    def made(function: Callable[[], None]) -> click.Command:
+        def callback(**given: Any) -> Any:
+            return run(work, given, logs)
+
+        own = getattr(function, "__click_params__", [])
+        documented = functools.update_wrapper(callback, function)
+        documented.__dict__["__click_params__"] = []
+        shared = _json_option(level_options(documented)) if as_json else level_options(documented)
+        shared.__dict__["__click_params__"] += own
+        return (click.command if group is None else group.command)(**more)(shared)
+
+    return made
 
 
 class _Notes(logging.Handler):

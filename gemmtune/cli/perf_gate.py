@@ -14,9 +14,8 @@ from ..perf_gate.gate import problems_without_names, run_gate
 from ..perf_gate.options import GateOptions
 from ..perf_gate.result import renderables, warnings
 from .asked import device_of, refuse_if_disabled, refuse_problem_options, settings_changes
-from .files import STDOUT
-from .output import LOG, CouldNotTest, is_quiet, note, write_json
-from .printing import show, watched
+from .output import LOG, CouldNotTest, is_quiet, note
+from .printing import answer, watched
 from .shapes import problems_of
 from .spec import Spec
 
@@ -40,9 +39,7 @@ def perf_gate(*, shapes: tuple[str, ...], shapes_file: str | None, json_file: st
                 refuse_problem_options(options)
                 problems = problems_without_names(gate)
             result = run_gate(problems, gate, tell=(lambda _: None) if is_quiet() else note, progress=progress)
-    if json_file != STDOUT:
-        show(renderables(result))
-    write_json(json_file, result.to_json())
+    answer(json_file, result.to_json(), renderables(result))
     for line in warnings(result):
         LOG.warning(line)
     if result.exit_status:

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import click
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -16,7 +17,8 @@ from ..selector.progress import Progress, progress_for
 from ..selector.result import ProblemResult
 from ..selector.table import pick_line, renderables
 from ..selector.text_table import plain_text
-from .output import interruption, is_quiet, note, status_of
+from .files import STDOUT
+from .output import interruption, is_quiet, note, status_of, write_json
 
 
 def show(parts: Iterable[RenderableType]) -> None:
@@ -30,6 +32,13 @@ def show(parts: Iterable[RenderableType]) -> None:
             console.print(_Visible(part))
     elif text := plain_text(parts):
         click.echo(visible(text))
+
+
+def answer(json_file: str | None, data: Any, parts: Iterable[RenderableType]) -> None:
+    """Print the result of a command, unless standard output is for JSON, and write it as JSON where that was asked for."""
+    if json_file != STDOUT:
+        show(parts)
+    write_json(json_file, data)
 
 
 class Results(Progress):

@@ -11,10 +11,9 @@ from ..conformance.option_table import OPTIONS
 from ..judging.levels import LEVELS, MOST_CALL_S
 from ..perf_gate.options import ANCHORS, FOLDER, LEAST_PROCESSES, PICK, PROCESSES
 from . import words
-from .completion import complete_gemm, complete_of
 from .files import OutputFile
-from .options import device_option, problem_options, search_options, shapes_options, timing_option
-from .output import level_options, output_options, run
+from .options import complete_of, device_option, problem_options, search_options, shapes_options, timing_option
+from .output import command
 from .product import FiniteRange
 
 _TYPES: dict[str, Any] = {"integer": int, "seconds": float}
@@ -43,13 +42,12 @@ def _conformance_options(function: Any) -> Any:
     return function
 
 
-@click.command()
-@click.argument("gemm", required=False, metavar="[MODULE:NAME]", shell_complete=complete_gemm)
+@command("conformance.conformance", as_json=False)
+@click.argument("gemm", required=False, metavar="[MODULE:NAME]")
 @_conformance_options
 @click.option("-k", "keyword", metavar="EXPRESSION", help="Run only cases whose id matches, like pytest's -k.")
-@level_options
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
-def conformance(**given: Any) -> None:
+def conformance() -> None:
     """Test if a GEMM is correct.
 
     MODULE:NAME or FILE.py:NAME is a function f(a, b), or a module or object with functions named as in torch. It may refuse
@@ -65,11 +63,10 @@ def conformance(**given: Any) -> None:
     gemmtune conformance backend:triton
     gemmtune conformance --sm 80
     """  # fmt: skip
-    run("conformance.conformance", given)
 
 
-@click.command()
-@click.argument("target", metavar="TARGET", shell_complete=complete_gemm)
+@command("judge.judge")
+@click.argument("target", metavar="TARGET")
 @device_option
 @click.option("--level", type=click.Choice(tuple(LEVELS)), default="normal", show_default=True, help="How much is tried.")
 @click.option(
@@ -86,8 +83,7 @@ def conformance(**given: Any) -> None:
     help="Seconds for one call, compilation included.",
 )
 @click.option("--html", metavar="FILE", type=OutputFile(), help="Write the verdict as one HTML page.")
-@output_options
-def judge(**given: Any) -> None:
+def judge() -> None:
     """Judge a GEMM's values, speed and conduct.
 
     TARGET is package.module:function, a file.py:function, a module of KernelBench's form with ModelNew, a file.cpp:symbol or
@@ -100,10 +96,9 @@ def judge(**given: Any) -> None:
     gemmtune judge candidates/ --json verdicts.json --html verdicts.html
     gemmtune judge kernel.cpp:matmul --sandbox
     """
-    run("judge.judge", given)
 
 
-@click.command("perf-gate")
+@command("perf_gate.perf_gate", name="perf-gate")
 @shapes_options
 @problem_options
 @device_option
@@ -137,8 +132,7 @@ def judge(**given: Any) -> None:
     show_default=True,
     help="Number of fresh processes in a batch.",
 )
-@output_options
-def perf_gate(**given: Any) -> None:
+def perf_gate() -> None:
     """Check that no SHAPE takes over 2% longer than torch.
 
     The limit may also be the stored ratio of an earlier run.
@@ -151,7 +145,6 @@ def perf_gate(**given: Any) -> None:
     gemmtune perf-gate --shapes models.json --update-baseline
     gemmtune perf-gate --require-baseline
     """  # fmt: skip
-    run("perf_gate.perf_gate", given)
 
 
 PROOF_COMMANDS: tuple[click.Command, ...] = (conformance, judge, perf_gate)

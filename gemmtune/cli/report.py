@@ -21,7 +21,7 @@ from ..settings import Search
 from ..timing.rounds import BUSY_MARK, tie
 from .files import STDOUT
 from .output import write_json
-from .printing import show
+from .printing import answer
 from .stores import opened
 
 MOST_FILES = 2
@@ -66,11 +66,9 @@ def replay_store(file: str | None, search: tuple[Search, ...], order: tuple[Orde
             + " tune with --search exhaustive"
             + "".join(f"; {count}: {reason}" for reason, count in found.skipped.items())
         )
-    if json_file != STDOUT:
-        head = f"{source.name}: {counted(found.problems, 'problem')}, {found.measured:g} stored choices each (median)"
-        left_out = (f"{counted(count, 'problem')} left out: {reason}" for reason, count in found.skipped.items())
-        show((head, _regrets(found), *left_out))
-    write_json(json_file, found.to_json())
+    head = f"{source.name}: {counted(found.problems, 'problem')}, {found.measured:g} stored choices each (median)"
+    left_out = (f"{counted(count, 'problem')} left out: {reason}" for reason, count in found.skipped.items())
+    answer(json_file, found.to_json(), (head, _regrets(found), *left_out))
 
 
 def own_source() -> Source:
@@ -93,9 +91,7 @@ def _regrets(found: Replay) -> TextTable:
 def diff(before: str, after: str, every: bool, json_file: str | None) -> None:
     """Compare two files, each a store, an export of one, or a result of ``tune --json``."""
     pairs = pairs_of(read(Path(before)).entries, read(Path(after)).entries)
-    if json_file != STDOUT:
-        show(_changes(pairs, every))
-    write_json(json_file, [pair.to_json() for pair in pairs])
+    answer(json_file, [pair.to_json() for pair in pairs], _changes(pairs, every))
 
 
 def _changes(pairs: list[Pair], every: bool) -> Iterator[RenderableType]:

@@ -1,26 +1,25 @@
 """Commands about stores as users see them: arguments, options and help."""
 
-from typing import Any, get_args
+from typing import get_args
 
 import click
 
 from ..settings import Search
 from .files import OutputFile
 from .options import selection_options
-from .output import SUBCOMMAND, help_if_alone, level_options, output_options, run
+from .output import SUBCOMMAND, command, help_if_alone, level_options
 from .product import FiniteRange
 
 MOST_DAYS = 36_500
 """Largest age of a measurement for which one can ask."""
 
 
-@click.command()
+@command("stores.show")
 @selection_options
 @click.option(
     "--rows", type=click.IntRange(min=1), default=3, show_default=True, help="Number of choices to show for each problem."
 )
-@output_options
-def show(**given: Any) -> None:
+def show() -> None:
     """Show what the store knows of each problem, by machine.
 
     It prints the pick and the next best choices. Without a condition it prints all problems.
@@ -29,17 +28,15 @@ def show(**given: Any) -> None:
     gemmtune show 16x4096x4096
     gemmtune show --match 'mm .* bfloat16' --here
     """
-    run("stores.show", given)
 
 
-@click.command()
+@command("report.report")
 @click.argument("files", nargs=-1, metavar="[FILE]...", type=click.Path())
 @click.option("--html", metavar="FILE", type=OutputFile(), help="Write one page without external resources.")
 @click.option("--md", metavar="FILE", type=OutputFile(), help="Write Markdown, for instance for a pull request.")
 @click.option("--png", metavar="FILE", type=OutputFile(), help="Write a picture (needs matplotlib).")
 @click.option("--replay", "replayed", is_flag=True, help="Add a section about searches, replayed on the measurements, to the page.")
-@output_options
-def report(**given: Any) -> None:
+def report() -> None:
     """Show what was measured, as a page, Markdown or picture.
 
     A FILE is a store, an export of one, or a result of tune --json or of the project's benchmark. The default is the store
@@ -49,10 +46,9 @@ def report(**given: Any) -> None:
     gemmtune report --html report.html
     gemmtune report before.json after.json --html report.html
     """
-    run("report.report", given)
 
 
-@click.command()
+@command("report.replay_store")
 @click.argument("file", required=False, metavar="[FILE]", type=click.Path())
 @click.option("--search", type=click.Choice(get_args(Search)), multiple=True, help="A search to replay; default: quick, default.")
 @click.option(
@@ -62,8 +58,7 @@ def report(**given: Any) -> None:
     help="An order of trial: tune's own, backend by backend, or random; default: the first two.",
 )
 @click.option("--every", type=click.IntRange(min=1), default=1, show_default=True, help="Replay one problem in so many.")
-@output_options
-def replay(**given: Any) -> None:
+def replay() -> None:
     """Replay searches on stored measurements.
 
     FILE is a store or an export of one, by default the store in force. The table has the regret of each search, by order of
@@ -73,10 +68,9 @@ def replay(**given: Any) -> None:
     gemmtune replay
     gemmtune replay export.json --search default --order tuning --order random
     """
-    run("report.replay_store", given)
 
 
-@click.command("export")
+@command("stores.export_store", name="export")
 @click.argument("file", metavar="FILE", type=OutputFile(stdout=True, folders=True))
 @selection_options
 @click.option(
@@ -88,8 +82,7 @@ def replay(**given: Any) -> None:
     help="gemmtune: JSON that import reads; t4: other auto-tuners; inductor: Inductor's look-up table; tunableop: CSV of torch's "
     "TunableOp; moe: FILE is a folder for vLLM's and SGLang's configs of experts.",
 )
-@output_options
-def export_store(**given: Any) -> None:
+def export_store() -> None:
     """Write the store, or some of its problems, to FILE.
 
     FILE may be - for standard output. import reads the default format. Other formats are for other tools.
@@ -99,37 +92,31 @@ def export_store(**given: Any) -> None:
     gemmtune export table.json --format inductor --here
     gemmtune export one.json 16x4096x4096 --format t4
     """
-    run("stores.export_store", given)
 
 
-@click.command("import")
+@command("stores.import_store", name="import")
 @click.argument("file", metavar="FILE", type=click.Path())
-@output_options
-def import_store(**given: Any) -> None:
-    """Merge a FILE that export wrote into the store.
+def import_store() -> None:
+    """Merge a file of export, or another store, into the store.
 
     If both have a choice, the later measurement stays. FILE may be - for standard input.
     """
-    run("stores.import_store", given)
 
 
-@click.command()
-@click.argument("other_store", metavar="OTHER_STORE", type=click.Path())
-@output_options
-def merge(**given: Any) -> None:
+@command("stores.import_store")
+@click.argument("file", metavar="OTHER_STORE", type=click.Path())
+def merge() -> None:
     """Merge another store, an SQLite file, into the store.
 
     If both have a choice, the later measurement stays.
     """
-    run("stores.merge", given)
 
 
-@click.command()
+@command("report.diff")
 @click.argument("before", type=click.Path())
 @click.argument("after", type=click.Path())
 @click.option("--all", "every", is_flag=True, help="Show problems with equal picks and times too.")
-@output_options
-def diff(**given: Any) -> None:
+def diff() -> None:
     """Compare the picks of two stores or results.
 
     Each side is a store, a file of export, or one of tune --json. Machines are compared by device, threads and timing mode, so
@@ -139,7 +126,6 @@ def diff(**given: Any) -> None:
     gemmtune diff before.json after.json
     gemmtune diff old/store.sqlite new/store.sqlite --all
     """
-    run("report.diff", given)
 
 
 @click.group(invoke_without_command=True, subcommand_metavar=SUBCOMMAND)
@@ -153,19 +139,16 @@ def store(context: click.Context) -> None:
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 
 
-@store.command()
-@output_options
-def path(**given: Any) -> None:
+@command("stores.path", group=store)
+def path() -> None:
     """Print the path of the store's file."""
-    run("stores.path", given)
 
 
-@store.command()
+@command("stores.forget", group=store)
 @selection_options
 @click.option("--all", "every", is_flag=True, help="Forget everything.")
 @dry_run_option
-@output_options
-def forget(**given: Any) -> None:
+def forget() -> None:
     """Remove the measurements of problems.
 
     The tables of their weights for every M go too. The next tuning measures them again.
@@ -174,20 +157,17 @@ def forget(**given: Any) -> None:
     gemmtune store forget 16x4096x4096
     gemmtune store forget --match '^bmm ' --dry-run
     """
-    run("stores.forget", given)
 
 
-@store.command()
+@command("stores.prune", group=store)
 @click.option("--older", type=FiniteRange(min=0, max=MOST_DAYS), metavar="DAYS", help="Remove also what is older, of any machine.")
 @dry_run_option
-@output_options
-def prune(**given: Any) -> None:
+def prune() -> None:
     """Remove what an update has made useless.
 
     These are measurements of this machine's devices under other versions of torch, Triton, CUDA or the driver. Problems that
     this version of gemmtune cannot read go too. Measurements of other machines stay.
     """
-    run("stores.prune", given)
 
 
 STORE_COMMANDS: tuple[click.Command, ...] = (show, report, replay, export_store, import_store, merge, diff, store)

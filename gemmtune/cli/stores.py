@@ -32,7 +32,7 @@ from ..store.storefile import HEAD
 from ..timing.rounds import BUSY_MARK
 from .files import STDOUT
 from .output import reserved_stdout, write_json, write_text
-from .printing import show as print_parts
+from .printing import answer
 from .selection import Removable, Selection, machines_here
 from .tunableop import VALIDATOR, results_of
 
@@ -52,10 +52,9 @@ def show(shapes: Sequence[str], match: str | None, here: bool, rows: int, json_f
     known = [found for found in known_of(store.every_row()) if wanted.has(found.key, found.fingerprint)]
     tables = [fact for fact in store.every_ranged() if wanted.has_table(fact.key, fact.fingerprint)]
     known.sort(key=lambda k: (k.fingerprint, problem_text(k.key)))
-    if json_file != STDOUT:
-        nothing = "empty; gemmtune tune fills it" if wanted.empty else NOTHING
-        print_parts((f"store: {store.path}", *(_parts(known, rows) if known or tables else [nothing]), *_tables(tables)))
-    write_json(json_file, [*(k.to_json() for k in known), *(fact.to_json() for fact in tables)])
+    nothing = "empty; gemmtune tune fills it" if wanted.empty else NOTHING
+    parts = (f"store: {store.path}", *(_parts(known, rows) if known or tables else [nothing]), *_tables(tables))
+    answer(json_file, [*(k.to_json() for k in known), *(fact.to_json() for fact in tables)], parts)
 
 
 def export_store(file: str, shapes: Sequence[str], match: str | None, here: bool, file_format: str, json_file: str | None) -> None:
@@ -114,20 +113,10 @@ _TAKEN = {
 
 
 def import_store(file: str, json_file: str | None) -> None:
-    """Merge a FILE that export wrote into the store. If both have a choice, the later measurement stays."""
+    """Merge a FILE that export wrote, or a store, into the store. If both have a choice, the later measurement stays."""
     store = opened()
     file = STDIN if file == STDOUT else file
-    if _is_database(file):
-        raise click.ClickException(f"import: got {file}, a store, expected a file of gemmtune export; gemmtune merge takes stores")
-    _report(store, store.import_file(file), file, json_file)
-
-
-def merge(other_store: str, json_file: str | None) -> None:
-    """Merge another store, an SQLite file, into the store. If both have a choice, the later measurement stays."""
-    store = opened()
-    if not _is_database(other_store):
-        raise click.ClickException(f"merge: got {other_store}, expected a store; gemmtune import takes files of gemmtune export")
-    _report(store, store.merge(other_store), other_store, json_file)
+    _report(store, store.merge(file) if _is_database(file) else store.import_file(file), file, json_file)
 
 
 def _is_database(file: str) -> bool:

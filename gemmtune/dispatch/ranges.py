@@ -16,11 +16,11 @@ from ..errors import InvalidProblemError
 from ..filters import why_not_named
 from ..problem import Problem
 from ..problem.rows import Relaid, RowClass, row_classes
-from ..selector.candidates import candidates_for, choice_of
+from ..selector.candidates import candidates_for, choice_of, timings_of
 from ..selector.offers import enabled_backends
 from ..selector.ranges import kind_of
 from ..selector.segments import DEFAULT, Segment, Table, extended
-from ..selector.stored_tables import stored_table, timings_of
+from ..selector.stored_tables import stored_table
 from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store

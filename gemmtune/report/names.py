@@ -19,12 +19,8 @@ def class_text(key: str) -> str:
 
 
 def machine_text(fingerprint: str) -> str:
-    """Return the fields of a fingerprint on one line without instruction sets, or the text itself if it is not JSON."""
-    try:
-        fields: dict[str, Any] = json.loads(fingerprint)
-        return ", ".join(f"{name}={value}" for name, value in fields.items() if name != "isa")
-    except (ValueError, AttributeError):
-        return fingerprint
+    """Return the fields of a fingerprint on one line without instruction sets, or the text itself if it has none."""
+    return ", ".join(f"{name}={value}" for name, value in fields_of(fingerprint).items() if name != "isa") or fingerprint
 
 
 def fields_of(fingerprint: str) -> dict[str, Any]:

@@ -155,14 +155,20 @@ class Candidates:
         return dataclasses.replace(self, offers=dataclasses.replace(self.offers, choices=kept))
 
     def stored_anyhow(self, store: Store) -> Candidates:
-        """Return ``stored``. If it knows nothing, return outcomes of the other kernel timing (``graph`` or ``spaced``)."""
-        found, other = self.stored(store), _OTHER_TIMING.get(self.settings.timing)
-        if found.known or other is None:
+        """Return ``stored``. If it knows nothing, return outcomes of the other kernel timing (``timings_of``)."""
+        found, (_, *others) = self.stored(store), timings_of(self.settings)
+        if found.known or not others:
             return found
-        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, timing=other)).stored(store)
+        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, timing=others[0])).stored(store)
 
 
-_OTHER_TIMING: Mapping[Timing, Timing] = {"graph": "spaced", "spaced": "graph"}
+KERNEL_TIMINGS: tuple[Timing, ...] = ("graph", "spaced")
+"""Timing modes of kernels, in isolation and next to others. The fastest by one mode is rarely much slower by the other."""
+
+
+def timings_of(settings: Settings) -> tuple[Timing, ...]:
+    """Return the timing modes whose results serve, that of the settings first."""
+    return tuple(dict.fromkeys((settings.timing, *(KERNEL_TIMINGS if settings.timing in KERNEL_TIMINGS else ()))))
 
 
 def opened(o: Outcome) -> Outcome:

@@ -3,10 +3,11 @@
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..choice import Choice, Status
+from ..problem import Problem
 from ..timing import neighbours
 from ..timing.rounds import BUSY_MARK, Ranked
 from .candidates import Candidates
@@ -67,7 +68,9 @@ def _play(x: Measuring, entrants: Sequence[Outcome], incumbents: Sequence[Outcom
     refused = False
     while True:
         ranking = x.session.rank([x.candidates.choices[o.content_hash] for o in entrants])
-        late = _refusals(x, [o for o in entrants if o.name in ranking.times], ranking.times)
+        choices = {o.name: x.candidates.choices[o.content_hash] for o in entrants if o.name in ranking.times}
+        direct = {name: ranking.times[name].time_us - x.candidates.host_us for name in choices}
+        late = refused_after(x.session, x.candidates.problem, choices, direct, x.limits)
         failures |= {**ranking.failures, **late}
         entrants = [o for o in entrants if o.name in ranking.times and o.name not in late]
         refused = refused or bool(late)
@@ -81,18 +84,27 @@ def _play(x: Measuring, entrants: Sequence[Outcome], incumbents: Sequence[Outcom
     return Finals(times=times, failures=failures, refused=refused, scale=scale, why=why)
 
 
-def _refusals(x: Measuring, ranked: Sequence[Outcome], times: Mapping[str, Ranked]) -> dict[str, Sample]:
-    """Return the choices that are wrong after the timing, or took less time than the hardware can, by name."""
-    problem, limits = x.candidates.problem, x.limits
-    choices: list[Choice] = [x.candidates.choices[o.content_hash] for o in ranked]
-    found = x.session.recheck(choices)
-    direct = {o.name: times[o.name].time_us - x.candidates.host_us for o in ranked if o.name not in found}
-    walls = refusals({choice.name: choice for choice in choices}, direct)
-    found |= {name: Sample(status=Status.DISHONEST, reason=reason) for name, reason in walls.items()}
+def refused_after(
+    session: AnySession,
+    problem: Problem,
+    choices: Mapping[str, Choice],
+    times_us: Mapping[str, float],
+    limits: MachineLimits | None,
+    known: Collection[str] = (),
+) -> dict[str, Sample]:
+    """Return the choices that are wrong after the timing, deceive, or take less time than the hardware can, by the caller's names.
+
+    ``times_us`` are without gemmtune's host time. Choices in ``known`` passed the first two checks.
+    """
+    new = {choice.name: name for name, choice in choices.items() if name not in known}
+    found = {new[name]: sample for name, sample in session.recheck([choices[name] for name in new.values()]).items()}
+    direct = {name: time_us for name, time_us in times_us.items() if name not in found}
+    dishonest = refusals(choices, direct, known)
+    found |= {name: Sample(status=Status.DISHONEST, reason=reason) for name, reason in dishonest.items()}
     if limits is None:
         return found
     direct = {name: time_us for name, time_us in direct.items() if name not in found}
-    torch_us = next((direct.pop(o.name) for o in ranked if o.baseline and o.name in direct), None)
-    reasons = limits.too_fast(x.session, problem, direct, torch_us)
+    torch_us = next((direct.pop(name) for name, choice in choices.items() if choice.baseline and name in direct), None)
+    reasons = limits.too_fast(session, problem, direct, torch_us)
     mark = f" ({BUSY_MARK})" if reasons and limits.known().disturbed_for(problem) else ""
     return found | {name: Sample(status=Status.TOO_FAST, reason=reason + mark) for name, reason in reasons.items()}

@@ -63,13 +63,10 @@ def _append(path: Path, data: bytes) -> None:
     """Write once at the end of the file, or undo half a line on a full disk. Raises OSError if it cannot be opened or written."""
     if not data:
         return
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        size = os.fstat(descriptor).st_size
-        written = os.write(descriptor, data)
+    with path.open("ab", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        size = os.fstat(file.fileno()).st_size
+        written = file.write(data)
         if written < len(data):
-            os.ftruncate(descriptor, size)
+            file.truncate(size)
             raise OSError(f"only {written} of {len(data)} bytes fit into {path}")
-    finally:
-        os.close(descriptor)

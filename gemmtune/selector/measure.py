@@ -96,9 +96,7 @@ def _compiled(x: Measuring, choices: Sequence[Choice], compilation: Compilation 
     failures |= precompile([c for c in choices if c.name not in failures], x.candidates.settings, report, until)
     for choice in choices:
         if choice.name in failures:
-            failure = failures[choice.name]
-            sample = Sample(status=failure.status, reason=failure.reason)
-            x.outcomes[choice.content_hash] = outcome(choice, x.candidates, sample)
+            x.outcomes[choice.content_hash] = outcome(choice, x.candidates, failures[choice.name])
     return [c for c in choices if c.name not in failures and (until == math.inf or c.compile_key is None or c.compiled)]
 
 

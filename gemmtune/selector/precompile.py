@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 from ..choice import Choice, Status
 from ..errors import CompileError
@@ -17,6 +16,7 @@ from ..toolchain import cubin, triton_kernels
 from ..workers import compiling
 from ..workers.pool import WORKERS
 from ..workers.worker import NoWorkerError, Worker, WorkerCrashed, WorkerTimedOut
+from .samples import Sample
 
 COMPILING = "compile"
 """The pool's name for workers that compile."""
@@ -34,17 +34,9 @@ def prepare_compiling(settings: Settings, most: int | None = None) -> None:
     WORKERS.prepare(COMPILING, min(most or settings.compile_processes, settings.compile_processes), modules)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompileFailure:
-    """The failure of a compilation: COMPILE_ERROR, COMPILE_TIMEOUT or CRASHED, with the compiler's output."""
-
-    status: Status
-    reason: str
-
-
 def precompile(
     choices: Sequence[Choice], settings: Settings, progress: Progress | None = None, until: float = math.inf
-) -> dict[str, CompileFailure]:
+) -> dict[str, Sample]:
     """Compile the kernels that the cache lacks, ``settings.compile_processes`` at a time, and wait for all of them.
 
     Each distinct ``compile_key`` is compiled once. ``progress(done, total)`` is called in this thread, first with done = 0.
@@ -67,7 +59,7 @@ class Compilation(AbstractContextManager["Compilation"]):
         self._stopping = False
         self._busy: set[Worker] = set()
         self._executor = ThreadPoolExecutor(settings.compile_processes, thread_name_prefix="gemmtune-compile")
-        self._outcomes: dict[str | None, Future[CompileFailure | None]] = {}
+        self._outcomes: dict[str | None, Future[Sample | None]] = {}
         self.add(choices)
 
     def __exit__(self, *_: object) -> None:
@@ -81,9 +73,7 @@ class Compilation(AbstractContextManager["Compilation"]):
         for key, choice in reversed(jobs.items()):
             self._outcomes[key] = self._executor.submit(self._compile, choice)
 
-    def wait(
-        self, choices: Iterable[Choice], progress: Progress | None = None, until: float = math.inf
-    ) -> dict[str, CompileFailure]:
+    def wait(self, choices: Iterable[Choice], progress: Progress | None = None, until: float = math.inf) -> dict[str, Sample]:
         """Wait until the kernels of these choices exist, or ``until`` that time. Return the failures by the name of the choice."""
         outcomes = {c.name: self._outcomes[c.compile_key] for c in choices if c.compile_key in self._outcomes}
         _follow(set(outcomes.values()), progress or (lambda _done, _total: None), until)
@@ -102,7 +92,7 @@ class Compilation(AbstractContextManager["Compilation"]):
             worker.abort()
         self._executor.shutdown(cancel_futures=True)
 
-    def _compile(self, choice: Choice) -> CompileFailure | None:
+    def _compile(self, choice: Choice) -> Sample | None:
         """Compile in a worker process. If none can start and the settings allow it, compile in this process."""
         try:
             return self._compile_in_worker(choice)
@@ -112,10 +102,10 @@ class Compilation(AbstractContextManager["Compilation"]):
         with self._here:
             return self._attempted(lambda: compiling.run(choice.compile, self._settings))
 
-    def _compile_in_worker(self, choice: Choice) -> CompileFailure | None:
+    def _compile_in_worker(self, choice: Choice) -> Sample | None:
         with self._lock:
             if self._stopping:
-                return CompileFailure(status=Status.CRASHED, reason="the compilation was interrupted")
+                return Sample(status=Status.CRASHED, reason="the compilation was interrupted")
             worker = WORKERS.take(COMPILING)
             self._busy.add(worker)
         limit_s = self._settings.compile_timeout_s
@@ -126,24 +116,24 @@ class Compilation(AbstractContextManager["Compilation"]):
                 self._busy.discard(worker)
             WORKERS.give(COMPILING, worker)
 
-    def _attempted(self, compilation: Callable[[], None]) -> CompileFailure | None:
+    def _attempted(self, compilation: Callable[[], None]) -> Sample | None:
         try:
             compilation()
         except WorkerTimedOut:
             limit = f"{self._settings.compile_timeout_s:g} s"
-            return CompileFailure(status=Status.COMPILE_TIMEOUT, reason=f"not compiled within {limit} (compile_timeout_s)")
+            return Sample(status=Status.COMPILE_TIMEOUT, reason=f"not compiled within {limit} (compile_timeout_s)")
         except WorkerCrashed as error:
-            return CompileFailure(status=Status.CRASHED, reason=error.reason)
+            return Sample(status=Status.CRASHED, reason=error.reason)
         except CompileError as error:
-            return CompileFailure(status=Status.COMPILE_ERROR, reason=error.output)
+            return Sample(status=Status.COMPILE_ERROR, reason=error.output)
         except NoWorkerError:
             raise
         except Exception as error:  # noqa: BLE001 - a backend may raise anything if it cannot compile a choice
-            return CompileFailure(status=Status.COMPILE_ERROR, reason=f"{type(error).__name__}: {error}")
+            return Sample(status=Status.COMPILE_ERROR, reason=f"{type(error).__name__}: {error}")
         return None
 
 
-def _follow(wanted: set[Future[CompileFailure | None]], progress: Progress, until: float = math.inf) -> None:
+def _follow(wanted: set[Future[Sample | None]], progress: Progress, until: float = math.inf) -> None:
     """Report the progress of compilations until all have ended, or ``until`` that time."""
     if wanted:
         progress(0, len(wanted))

@@ -16,6 +16,7 @@ from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Store
 from .candidates import Candidates, candidates_for, choice_of
+from .finals import refused_after
 from .machine_limits import MachineLimits
 from .offers import enabled_backends, libraries_of, offers_for
 from .precompile import precompile
@@ -25,7 +26,6 @@ from .remote import AnySession, open_session
 from .result import ProblemResult
 from .segments import Segment
 from .siblings import Siblings
-from .walls import refusals
 
 log = logging.getLogger("gemmtune")
 
@@ -185,21 +185,14 @@ def measured(work: Work, m: int, names: Iterable[str]) -> Mapping[str, float]:
 
 
 def _refused(work: Work, m: int, choices: Mapping[str, Choice], times: Mapping[str, float]) -> dict[str, str]:
-    """Return the reasons against choices that are wrong after the timing, checked once, or faster than the hardware, by name."""
-    new = {choice.name: name for name, choice in choices.items() if name not in work.rechecked and not choice.baseline}
-    found = work.session().recheck([choices[name] for name in new.values()])
-    refused = {new[name]: f"M = {m}: {sample.status}: {sample.reason}" for name, sample in found.items()}
-    direct = {name: time_us - work.host_us for name, time_us in times.items() if name not in refused}
-    refused |= {name: f"M = {m}: {reason}" for name, reason in refusals(choices, direct, work.rechecked).items()}
-    work.rechecked |= new.keys() - refused.keys()
-    if work.limits is not None:
-        direct = {name: time_us - work.host_us for name, time_us in times.items() if name not in refused}
-        torch_us = next((direct.pop(name) for name in list(direct) if choices[name].baseline), None)
-        reasons = work.limits.too_fast(work.session(), work.rows_class.at(m), direct, torch_us)
-        refused |= {name: f"M = {m}: {reason}" for name, reason in reasons.items()}
-    for name, reason in refused.items():
-        log.warning("%s: excluding %s: %s", work.rows_class, name, reason)
-    return refused
+    """Return the reasons against choices at an M by name. What a choice computes after the timing is checked once."""
+    direct = {name: time_us - work.host_us for name, time_us in times.items()}
+    known = {work.baseline, *work.rechecked}
+    found = refused_after(work.session(), work.rows_class.at(m), choices, direct, work.limits, known)
+    work.rechecked |= choices.keys() - found.keys()
+    for name, sample in found.items():
+        log.warning("%s: excluding %s: M = %d: %s: %s", work.rows_class, name, m, sample.status, sample.reason)
+    return {name: f"M = {m}: {sample.status}: {sample.reason}" for name, sample in found.items()}
 
 
 def with_kernels(work: Work, x: Segment) -> Segment:

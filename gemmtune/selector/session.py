@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -52,9 +53,6 @@ class Session(AbstractContextManager["Session"]):
         self._settings = settings
         self._kernels: dict[str, Kernel] = {}
         self._loaded: dict[str, Any] = {}
-        self._verifier: Verifier | None = None
-        self._rows_verifier: RowsVerifier | None = None
-        self._timer: Timer | None = None
         self._part: tuple[Problem, Timer] | None = None
         self._timed: dict[str, KernelContender] = {}
         self._random: tuple[Problem, Expectation] | None = None
@@ -68,7 +66,9 @@ class Session(AbstractContextManager["Session"]):
         self._kernels.clear()
         self._loaded.clear()
         self._timed.clear()
-        self._verifier = self._random = self._row_bits = self._rows_verifier = self._timer = self._part = None
+        self._random = self._row_bits = self._part = None
+        for name in ("_verifier", "_rows_verifier", "_timer"):
+            self.__dict__.pop(name, None)
         if self._device.type != "cpu" and not self.dead:
             torch.cuda.empty_cache()  # the private pools of the graphs, which no other code can use
 
@@ -97,7 +97,7 @@ class Session(AbstractContextManager["Session"]):
                 kernel = self._kernels[choice.name] = choice.build()
                 if not self._settings.verify:
                     return Sample(status=Status.OK)
-                verified = self._verify().check(choice, kernel)
+                verified = self._verifier.check(choice, kernel)
                 if verified.status is Status.OK and choice.undeclared:
                     found = contradiction(choice, kernel, self._device.torch_device)
                     if found:
@@ -110,14 +110,13 @@ class Session(AbstractContextManager["Session"]):
         """Build and verify a choice for the session's problem with the same number of rows or fewer. Do not time it."""
         try:
             with self._in_force():
-                return self._rows().check(choice, choice.build()) if not choice.problem.groups else self._grouped(choice)
+                return self._rows_verifier.check(choice, choice.build()) if not choice.problem.groups else self._grouped(choice)
         except Exception as error:  # noqa: BLE001 - as in ``examine``
             return self._failure(error)
 
-    def _rows(self) -> RowsVerifier:
-        if self._rows_verifier is None:
-            self._rows_verifier = RowsVerifier(self._problem, self._device.torch_device)
-        return self._rows_verifier
+    @functools.cached_property
+    def _rows_verifier(self) -> RowsVerifier:
+        return RowsVerifier(self._problem, self._device.torch_device)
 
     def _grouped(self, choice: Choice) -> Sample:
         """Check a grouped product with its own operands: the group of a row depends on the number of rows.
@@ -222,8 +221,8 @@ class Session(AbstractContextManager["Session"]):
         """Return random operands and their result, for fewer rows too. All rows share one expectation, unless there are groups."""
         whole = problem if problem.groups else self._problem
         if self._random is None or self._random[0] != whole:
-            made = whole == self._problem and self._verifier is not None
-            self._random = whole, self._verify().random if made else random_expectation(whole, self._device.torch_device)
+            made = whole == self._problem and "_verifier" in self.__dict__
+            self._random = whole, self._verifier.random if made else random_expectation(whole, self._device.torch_device)
         expectation = self._random[1]
         if problem.m == whole.m:
             return expectation
@@ -246,15 +245,16 @@ class Session(AbstractContextManager["Session"]):
         with use(self._settings), conditions(self._problem, self._device):
             yield
 
-    def _verify(self) -> Verifier:
-        if self._verifier is None:
-            self._verifier = Verifier(self._problem, self._device.torch_device)
-        return self._verifier
+    @functools.cached_property
+    def _verifier(self) -> Verifier:
+        return Verifier(self._problem, self._device.torch_device)
+
+    @functools.cached_property
+    def _timer(self) -> Timer:
+        return self._made_for(self._problem)
 
     def _time(self, problem: Problem) -> Timer:
         """Return the timer for the session's problem, or the one kept for fewer rows. Groups need their own operands for each M."""
-        if self._timer is None:
-            self._timer = self._made_for(self._problem)
         if problem.m == self._problem.m:
             return self._timer
         if self._part is None or self._part[0] != problem:

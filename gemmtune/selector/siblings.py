@@ -3,7 +3,6 @@
 import contextlib
 import contextvars
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -16,11 +15,10 @@ from .candidates import Candidates
 from .pick import right
 from .precompile import Compilation
 from .result import ProblemResult
+from .trials import likeliest
 
 NEAR = 1.25
 """Ratio to the fastest choice up to which a kernel of one weight is tried for the next."""
-LIKELIEST = 2
-"""Number of kernels of each template that a weight tries because its own ranking says so."""
 
 
 class Siblings(AbstractContextManager["Siblings"]):
@@ -48,14 +46,10 @@ class Siblings(AbstractContextManager["Siblings"]):
         near = self._near.get(_kind(candidates.problem))
         if near is None or candidates.closed:
             return candidates
-        counts: Counter[str] = Counter()
-        kept: list[Choice] = []
-        for choice in candidates.offers.choices:
-            template = choice.name.partition("_")[0]
-            counts[template] += 1
-            if choice.compile_key is None or choice.name in near or counts[template] <= LIKELIEST:
-                kept.append(choice)
-        return dataclasses.replace(candidates, offers=dataclasses.replace(candidates.offers, choices=tuple(kept)))
+        offered = candidates.offers.choices
+        names = near.union(likeliest(offered))
+        kept = tuple(choice for choice in offered if choice.name in names)
+        return dataclasses.replace(candidates, offers=dataclasses.replace(candidates.offers, choices=kept))
 
     def learn(self, results: Iterable[ProblemResult]) -> None:
         """Keep the kernels near the fastest of each result. Begin to compile what the next weight needs."""

@@ -7,15 +7,14 @@ import logging
 from ..device import DeviceInfo
 from ..errors import InvalidProblemError, StoreError
 from ..problem.rows import RowClass
-from ..settings import Settings, Timing
+from ..settings import Settings
 from ..store.key import canonical, fingerprint_text
 from ..store.store import Store
+from .candidates import timings_of
 from .segments import INVARIANT, TABLE, Table
 
 log = logging.getLogger("gemmtune")
 
-KERNEL_TIMINGS: tuple[Timing, ...] = ("graph", "spaced")
-"""Timing modes of kernels, in isolation and next to others. The fastest by one mode is rarely much slower by the other."""
 FOLLOWING = ("a", "inp", "out", "scale_a")
 """Operands of a product that have rows of the batch."""
 
@@ -38,11 +37,6 @@ def product_of(key: str) -> str:
     layouts = {name: (fields.get(name) or {}).get("dtype") for name in FOLLOWING}
     epilogue = fields.get("epilogue") and {**fields["epilogue"], "operands": [x["dtype"] for x in fields["epilogue"]["operands"]]}
     return canonical({**fields, **layouts, "m": 0, "epilogue": epilogue})
-
-
-def timings_of(settings: Settings) -> tuple[Timing, ...]:
-    """Return the timing modes whose tables serve, that of the settings first."""
-    return tuple(dict.fromkeys((settings.timing, *(KERNEL_TIMINGS if settings.timing in KERNEL_TIMINGS else ()))))
 
 
 def stored_class(rows_class: RowClass, device: DeviceInfo, settings: Settings, store: Store, *, others: bool = False) -> str:

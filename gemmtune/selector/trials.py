@@ -22,7 +22,7 @@ log = logging.getLogger("gemmtune")
 NEAR = 0.32
 """Distance to the least predicted time, in octaves, up to which a choice is favoured: 25%."""
 LIKELIEST = 2
-"""Number of kernels of each template that are tried first because the ranking of the template says so."""
+"""Number of kernels of each template that are tried, whatever was measured elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +54,19 @@ def trials_for(problem: Problem, device: DeviceInfo, settings: Settings, choices
         return None
     ranked = sorted(times, key=lambda name: float(times[name].mean()))
     near = [name for name in ranked if times[name].mean() <= times[ranked[0]].mean() + NEAR]
-    counts, likeliest = Counter[str](), list[str]()
+    first = tuple(dict.fromkeys((*near, *likeliest(choices))))
+    return Trials(first=first, favoured=frozenset(near), source=" and ".join(predictor.devices))
+
+
+def likeliest(choices: Iterable[Choice]) -> list[str]:
+    """Return the names of the choices that compile nothing, and of each template's first LIKELIEST, which its ranking prefers."""
+    counts, found = Counter[str](), list[str]()
     for choice in choices:
         template = choice.name.partition("_")[0]
         counts[template] += 1
         if choice.compile_key is None or counts[template] <= LIKELIEST:
-            likeliest.append(choice.name)
-    return Trials(first=tuple(dict.fromkeys((*near, *likeliest))), favoured=frozenset(near), source=" and ".join(predictor.devices))
+            found.append(choice.name)
+    return found
 
 
 @functools.cache

@@ -22,7 +22,6 @@ from gemmtune.selector.candidates import Candidates, _reopened
 from gemmtune.selector.finals import Measuring
 from gemmtune.selector.measure import drift_since, examine_all, measure, outcome, rank
 from gemmtune.selector.pick import pick
-from gemmtune.selector.precompile import CompileFailure
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.result import ALONE, DISTURBED, HOST_US, PLACE, SETTLED, Outcome
 from gemmtune.selector.samples import Ranking, Sample, failure_of
@@ -120,7 +119,7 @@ def test_measures_compiled_kernels_while_others_compile(
     session, offered = FakeSession(a=5.0, b=4.0), (fake("b", artifact="nowhere"), fake("a"))
     compiled: list[tuple[int, list[str]]] = []
 
-    def precompile(choices: Sequence[Choice], settings: Settings, *_: object) -> dict[str, CompileFailure]:
+    def precompile(choices: Sequence[Choice], settings: Settings, *_: object) -> dict[str, Sample]:
         compiled.append((len(session.asked), [c.name for c in choices]))
         return {}
 

@@ -293,7 +293,7 @@ def test_a_choice_that_is_wrong_after_the_timing_is_in_no_table(backend: RowedBa
         lambda self, session, at, times, torch_us: {x: "too fast" for x in times if x == "fake:high" and at.m == 16},
     )
     with settings.patch(tune="force"):
-        assert tuned().wrong == {"fake:high": "M = 16: too fast"}
+        assert tuned().wrong == {"fake:high": "M = 16: too_fast: too fast"}
 
 
 def test_a_missing_choice_retunes_but_narrower_settings_do_not(backend: RowedBackend):
