@@ -75,7 +75,7 @@ def _simulated(noise: Noise, suites: int, planted: int, *, baseline: bool) -> di
     found = {f"+{percent}%": rates(play(math.log1p(percent / 100), planted, percent)) for percent in (3, 4, 5, 7)}
     return {
         "process_noise": noise.process,
-        "anchor": "baseline" if baseline else "torch",
+        "reference": "baseline" if baseline else "torch",
         "equal": rates(equal),
         "suites_with_a_false_alarm": _suites_with_alarm(equal),
         "suites_with_an_alarm_if_all_are_slower_by_the_limit": _suites_with_alarm(at_limit),
@@ -101,9 +101,9 @@ def cpu(processes: int, out: str) -> None:
     ]
     process = FreshProcess(device=device, settings=settings.current(), sampling=Sampling.of("cpu"))
     kernels = [subject_for(TORCH, problem, device, settings.current()) for problem in problems]
-    equal = [Match(problem=p, candidate=c, anchor=c) for p, c in zip(problems, kernels, strict=True)]
+    equal = [Match(problem=p, candidate=c, reference=c) for p, c in zip(problems, kernels, strict=True)]
     slowed = [Slowed.of(c, PLANTED) for c in kernels]
-    matches = equal + [Match(problem=p, candidate=s, anchor=c) for p, s, c in zip(problems, slowed, kernels, strict=True)]
+    matches = equal + [Match(problem=p, candidate=s, reference=c) for p, s, c in zip(problems, slowed, kernels, strict=True)]
     samples = []
     for turn in range(processes):
         samples.append(_measured(process, matches, turn))

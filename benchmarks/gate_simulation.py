@@ -34,7 +34,7 @@ class Noise:
 
 
 def medians(slower: np.ndarray, noise: Noise, generator: np.random.Generator) -> np.ndarray:
-    """The log ratio that one process finds for each candidate that takes exp(``slower``) of its anchor's time."""
+    """The log ratio that one process finds for each candidate that takes exp(``slower``) of its reference's time."""
     blocks = Sampling().blocks
     times = noise.sample * generator.standard_normal((len(slower), blocks, 4), dtype=np.float32)
     hit = generator.random((len(slower), blocks, 4), dtype=np.float32) < noise.outliers
@@ -44,9 +44,9 @@ def medians(slower: np.ndarray, noise: Noise, generator: np.random.Generator) ->
 
 
 def decisions(slower: Sequence[float], noise: Noise, rule: Rule, seed: int, *, baseline: bool) -> list[Decision]:
-    """The decision on a candidate for each of ``slower``, its true log ratio to the anchor.
+    """The decision on a candidate for each of ``slower``, its true log ratio to the reference.
 
-    With ``baseline`` the anchor is what a gate measured and stored when that ratio was 1.
+    With ``baseline`` the reference is what a gate measured and stored when that ratio was 1.
     """
     generator = np.random.default_rng(seed)
     found: list[Decision] = []
@@ -63,7 +63,7 @@ def _chunk(slower: np.ndarray, noise: Noise, rule: Rule, generator: np.random.Ge
 
     def process(matches: Sequence[int], _turn: int) -> list[ProcessSample]:
         values = medians(slower[list(matches)], noise, generator).tolist()
-        return [ProcessSample(log_ratio=v, candidate_us=math.exp(v), anchor_us=1.0, blocks=Sampling().blocks) for v in values]
+        return [ProcessSample(log_ratio=v, candidate_us=math.exp(v), reference_us=1.0, blocks=Sampling().blocks) for v in values]
 
     def judged(index: int, series: Series) -> Judgement:
         return judge(series.values, rule, stored[index])

@@ -18,7 +18,7 @@ LIMITS = {
     "docstrings that are no sentence": 0,
     "sentences of more than 25 words": 2,
     "lines of more than 140 characters": 2,
-    "words with a better one": 41,
+    "words with a better one": 4,
 }
 MOST_WORDS, MOST_CHARACTERS = 25, 140
 MOST_PLACES = 20

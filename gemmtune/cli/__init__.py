@@ -55,7 +55,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             if error.errno not in UNWRITABLE or error.filename is not None:
                 raise
             note(f"error: standard output: got {error.strerror}, expected to write the result there")
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in its buffer has nowhere to go
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the rest of its buffer has nowhere to go
             return 1
         except GemmtuneError as error:
             note(f"error: {error}")

@@ -19,7 +19,7 @@ from .printing import answer, watched
 from .shapes import problems_of
 from .spec import Spec
 
-GATE_OPTIONS = ("device", "candidate", "anchor", "baselines", "require_baseline", "strict", "update_baseline", "processes")
+GATE_OPTIONS = ("device", "candidate", "reference", "baselines", "require_baseline", "strict", "update_baseline", "processes")
 """Options of the command that belong to the gate. The others are for settings and problems."""
 
 
@@ -28,7 +28,7 @@ def perf_gate(*, shapes: tuple[str, ...], shapes_file: str | None, json_file: st
     refuse_if_disabled()
     with raised_as(CouldNotTest):
         given = {name: options.pop(name) for name in GATE_OPTIONS}
-        given["anchor"] = given["anchor"] or ("baseline" if given["require_baseline"] else "torch")
+        given["reference"] = given["reference"] or ("baseline" if given["require_baseline"] else "torch")
         given["candidate"] = importable(given["candidate"])
         gate = GateOptions(**given)
         info = device_of(gate.device)

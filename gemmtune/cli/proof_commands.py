@@ -9,7 +9,7 @@ import click
 
 from ..conformance.option_table import OPTIONS
 from ..judging.levels import LEVELS, MOST_CALL_S
-from ..perf_gate.options import ANCHORS, FOLDER, LEAST_PROCESSES, PICK, PROCESSES
+from ..perf_gate.options import FOLDER, LEAST_PROCESSES, PICK, PROCESSES, REFERENCES
 from . import words
 from .files import OutputFile
 from .options import complete_of, device_option, problem_options, search_options, shapes_options, timing_option
@@ -111,7 +111,7 @@ def judge() -> None:
     show_default=True,
     help="The GEMM to judge: gemmtune's pick, a choice such as cpp:…, or a function as module:function or file.py:function.",
 )
-@click.option("--anchor", type=click.Choice(ANCHORS), help="Compare with torch (default), or with the stored ratio to torch.")
+@click.option("--reference", type=click.Choice(REFERENCES), help="Compare with torch (default), or with the stored ratio to torch.")
 @click.option(
     "--baselines",
     metavar="DIR",
@@ -121,7 +121,7 @@ def judge() -> None:
     help="Folder of stored ratios.",
 )
 @click.option(
-    "--require-baseline", "--gemm-require-baseline", is_flag=True, help="Fail without a baseline; implies --anchor baseline."
+    "--require-baseline", "--gemm-require-baseline", is_flag=True, help="Fail without a baseline; implies --reference baseline."
 )
 @click.option("--strict", is_flag=True, help="Fail if a problem is INCONCLUSIVE, not only if all are.")
 @click.option("--update-baseline", is_flag=True, help="Write the measured ratios as the new baselines.")
@@ -136,7 +136,7 @@ def perf_gate() -> None:
     """Check that no SHAPE takes over 2% longer than torch.
 
     The limit may also be the stored ratio of an earlier run.
-    A SHAPE is MxNxK, or BxMxNxK for a batch. The default is the shapes of the baselines if --anchor is baseline, else a small set.
+    A SHAPE is MxNxK, or BxMxNxK for a batch. The default is a small set, or the shapes of the baselines with --reference baseline.
     Exit status: 0 nothing is slower, 1 a regression or a missing required baseline, 2 not measured, 3 nothing was judged.
     With --update-baseline, 3 means that noise kept it from writing any.
 

@@ -2,7 +2,7 @@
 
     gemmtune perf-gate 512x512x512 --dtype float32
 
-A *candidate* is timed against an *anchor*: torch, or the stored ratio to torch. ``statistics`` has the rule, ``sampling`` the
+A *candidate* is timed against a *reference*: torch, or the stored ratio to torch. ``statistics`` has the rule, ``sampling`` the
 measurement in one process, ``collect`` the processes, and ``baselines`` the stored ratios. ``gate`` is the whole flow, and
 ``result`` the report.
 """

@@ -58,7 +58,7 @@ def run_gate(
         progress=progress,
     )
     gate.run()
-    file = str(baselines.path) if options.anchor == "baseline" or options.update_baseline else ""
+    file = str(baselines.path) if options.reference == "baseline" or options.update_baseline else ""
     return GateResult(
         entries=gate.entries, options=options, rule=gate.rule, device=device.name,
         versions=versions(device, settings), baselines_file=file,
@@ -66,12 +66,12 @@ def run_gate(
 
 
 def problems_without_names(options: GateOptions) -> list[Problem]:
-    """Return the problems of existing baselines, if these are the anchor, else ``default_problems``.
+    """Return the problems of existing baselines, if these are the reference, else ``default_problems``.
 
     Raises GateError if the file of baselines cannot be used, UnavailableError without the device.
     """
     device = detect(options.device)
-    if options.anchor != "baseline":
+    if options.reference != "baseline":
         return default_problems(device.torch_device.type)
     baselines = Baselines.of(options.baselines, device)
     timing = settings_module.current().timing
@@ -97,7 +97,7 @@ class _Gate:
 
     def run(self) -> None:
         """Compare the candidate with torch in the same process and, if requested, the ratio with the baseline's."""
-        for entry in self.entries if self.options.anchor == "baseline" else ():
+        for entry in self.entries if self.options.reference == "baseline" else ():
             # An entry without a baseline is judged as missing now, unless baselines are being written.
             entry.baseline = self.baselines.get(entry.problem, self.settings.timing)
             if entry.baseline is None and not self.options.update_baseline:
@@ -114,18 +114,18 @@ class _Gate:
         ready: list[ProblemGate] = []
         for entry in pending:
             try:
-                candidate, anchor = (
+                candidate, reference = (
                     subject_for(name, entry.problem, self.device, self.settings) for name in (self.options.candidate, TORCH)
                 )
             except GemmtuneError as error:
                 entry.series.failure = str(error)
                 continue
-            entry.candidate, entry.anchor = candidate.name, anchor.name
+            entry.candidate, entry.reference = candidate.name, reference.name
             if (before := entry.baseline) is not None:  # differences explain a change without a fault of the kernels
                 now, pick = versions(self.device, self.settings), f"another pick than the baseline's, which was {before.pick}"
                 entry.notes += [pick] * (before.pick != entry.candidate)
                 entry.notes += [f"since the baseline, {line}" for line in difference(before.versions, now)]
-            matches.append(Match(problem=entry.problem, candidate=candidate, anchor=anchor))
+            matches.append(Match(problem=entry.problem, candidate=candidate, reference=reference))
             ready.append(entry)
         # Measure them.
         self._collect(ready, matches)

@@ -10,8 +10,8 @@ FOLDER = "benchmarks/baselines"
 PICK = "pick"
 """Name of the candidate that gemmtune picks."""
 
-Anchor = Literal["torch", "baseline"]
-ANCHORS: tuple[Anchor, ...] = typing.get_args(Anchor)
+Reference = Literal["torch", "baseline"]
+REFERENCES: tuple[Reference, ...] = typing.get_args(Reference)
 LEAST_PROCESSES = 3
 PROCESSES = 7
 
@@ -21,15 +21,15 @@ class GateOptions:
     """Options of one gate. Raises GateError for an illegal value, or options that conflict.
 
     ``candidate`` is judged (see ``subjects.subject_for``) against torch's own operation in the same process or, with
-    ``anchor="baseline"``, against the stored ratio to torch.
+    ``reference="baseline"``, against the stored ratio to torch.
     """
 
     device: str | None = None
     candidate: str = PICK
-    anchor: Anchor = "torch"
+    reference: Reference = "torch"
     baselines: str = FOLDER
     require_baseline: bool = False
-    """Fail for a problem without a baseline, instead of calling it INCONCLUSIVE. Needs ``anchor="baseline"``."""
+    """Fail for a problem without a baseline, instead of calling it INCONCLUSIVE. Needs ``reference="baseline"``."""
     strict: bool = False
     """Fail if a problem is INCONCLUSIVE. Otherwise the gate fails only if all are."""
     update_baseline: bool = False
@@ -38,11 +38,11 @@ class GateOptions:
     """Fresh processes in a batch."""
 
     def __post_init__(self) -> None:
-        if self.anchor not in ANCHORS:
-            raise GateError(f"anchor: got {self.anchor!r}, expected one of {', '.join(ANCHORS)}")
+        if self.reference not in REFERENCES:
+            raise GateError(f"reference: got {self.reference!r}, expected one of {', '.join(REFERENCES)}")
         if self.processes < LEAST_PROCESSES:
             raise GateError(f"processes: got {self.processes}, expected at least {LEAST_PROCESSES}: fewer do not show the noise")
-        if self.candidate != PICK and (self.anchor == "baseline" or self.update_baseline):
+        if self.candidate != PICK and (self.reference == "baseline" or self.update_baseline):
             raise GateError(f"baselines: got the candidate {self.candidate!r}, expected none: they hold what gemmtune picks")
-        if self.require_baseline and self.anchor != "baseline":
-            raise GateError(f"require_baseline: got anchor {self.anchor!r}, expected 'baseline'")
+        if self.require_baseline and self.reference != "baseline":
+            raise GateError(f"require_baseline: got reference {self.reference!r}, expected 'baseline'")

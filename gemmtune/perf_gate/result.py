@@ -27,7 +27,7 @@ class ProblemGate:
     problem: Problem
     candidate: str = ""
     """Name of the judged choice."""
-    anchor: str = ""
+    reference: str = ""
     series: Series = field(default_factory=lambda: Series([]))
     judgement: Judgement | None = None
     baseline: Baseline | None = None
@@ -43,19 +43,19 @@ class ProblemGate:
         return statistics.median(s.candidate_us for s in self.series.samples) if self.series.samples else None
 
     @property
-    def anchor_us(self) -> float | None:
-        """Median time of a call of the anchor over the processes."""
-        return statistics.median(s.anchor_us for s in self.series.samples) if self.series.samples else None
+    def reference_us(self) -> float | None:
+        """Median time of a call of the reference over the processes."""
+        return statistics.median(s.reference_us for s in self.series.samples) if self.series.samples else None
 
     @property
     def ratio(self) -> float | None:
-        """Time of the candidate divided by the anchor's: the geometric mean over the processes."""
+        """Time of the candidate divided by the reference's: the geometric mean over the processes."""
         values = [s.log_ratio for s in self.series.samples]
         return math.exp(statistics.fmean(values)) if values else None
 
     @property
     def change(self) -> float | None:
-        """Judged ratio: ``ratio``, divided by the baseline's if that is the anchor."""
+        """Judged ratio: ``ratio``, divided by the baseline's if that is the reference."""
         bounds = self.judgement.bounds if self.judgement else None
         return math.exp(bounds.log_ratio) if bounds else None
 
@@ -65,11 +65,11 @@ class ProblemGate:
         return {
             "problem": {"text": str(self.problem)} | self.problem.to_json(),
             "candidate": self.candidate,
-            "anchor": self.anchor,
+            "reference": self.reference,
             "verdict": self.judgement.decision.value if self.judgement else None,
             "reason": self.judgement.reason if self.judgement else self.series.failure,
             "candidate_us": self.candidate_us,
-            "anchor_us": self.anchor_us,
+            "reference_us": self.reference_us,
             "ratio": self.ratio,
             "judged": {"ratio": self.change, "lower": math.exp(bounds.lower), "upper": math.exp(bounds.upper)} if bounds else None,
             "baseline": {"ratio": self.baseline.ratio, "pick": self.baseline.pick} if self.baseline else None,
@@ -125,7 +125,7 @@ class GateResult:
         """Return plain values: the options, the rule, every problem."""
         return {
             "verdict": self.decision.value,
-            "anchor": self.options.anchor,
+            "reference": self.options.reference,
             "candidate": self.options.candidate,
             "device": self.device,
             "versions": dict(self.versions),
@@ -141,7 +141,7 @@ def renderables(result: GateResult) -> Iterator[RenderableType]:
     """Yield the report in parts for a rich console: the table, remarks on single problems, the summary."""
     from rich.text import Text  # noqa: PLC0415 - rich takes longer to import than this package
 
-    yield Text(f"device: {result.device}; anchor: {_anchor(result)}")
+    yield Text(f"device: {result.device}; reference: {_reference(result)}")
     yield _table(result)
     said: dict[str, list[str]] = {}
     for entry in result.entries:
@@ -161,7 +161,7 @@ def summary(result: GateResult) -> str:
     return (
         f"{result.decision}: {counted(len(result.entries), 'problem')}, {', '.join(counts)}; "
         f"the limit is {100 * (result.rule.limit - 1):.0f}% slower than "
-        f"{_anchor(result)}, with {result.options.processes} processes in a batch"
+        f"{_reference(result)}, with {result.options.processes} processes in a batch"
     )
 
 
@@ -175,14 +175,14 @@ def warnings(result: GateResult) -> list[str]:
     return lines
 
 
-def _anchor(result: GateResult) -> str:
-    return "torch" if result.options.anchor == "torch" else f"the baseline in {result.baselines_file}"
+def _reference(result: GateResult) -> str:
+    return "torch" if result.options.reference == "torch" else f"the baseline in {result.baselines_file}"
 
 
 def _table(result: GateResult) -> TextTable:
     from rich.text import Text  # noqa: PLC0415 - see renderables
 
-    with_baseline = result.options.anchor == "baseline"
+    with_baseline = result.options.reference == "baseline"
     numbers = ("µs", "torch µs", "ratio", *(("baseline", "change") if with_baseline else ()), "±")
     table = TextTable(texts=("problem", "choice"), numbers=numbers, last="verdict", optional=("torch µs", "µs"))
     for entry in result.entries:
@@ -191,7 +191,7 @@ def _table(result: GateResult) -> TextTable:
             str(entry.problem),
             entry.candidate or "–",
             _number(entry.candidate_us, ".1f"),
-            _number(entry.anchor_us, ".1f"),
+            _number(entry.reference_us, ".1f"),
             _number(entry.ratio, ".3f"),
         ]
         if with_baseline:

@@ -1,4 +1,4 @@
-"""Measurement in one process: candidate and anchor in blocks of four samples, ABBA, and the median of the blocks' log ratios.
+"""Measurement in one process: candidate and reference in blocks of four samples, ABBA, and the median of the blocks' log ratios.
 
 Within a block each contender runs once before and once after the other. Drifting clocks, and data that one leaves in a cache for
 the other, thus cancel in the ratio. Blocks alternate in which contender comes first.
@@ -52,20 +52,20 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A comparison: the candidate and the anchor for one problem."""
+    """A comparison: the candidate and the reference for one problem."""
 
     problem: Problem
     candidate: Choice
-    anchor: Choice
+    reference: Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSample:
-    """Result of one process. ``log_ratio`` is the median over the blocks of log(candidate's time / anchor's time)."""
+    """Result of one process. ``log_ratio`` is the median over the blocks of log(candidate's time / reference's time)."""
 
     log_ratio: float
     candidate_us: float
-    anchor_us: float
+    reference_us: float
     blocks: int
 
 
@@ -86,10 +86,10 @@ class Steady(Contender):
 
 
 def sample_match(match: Match, device: DeviceInfo, settings: Settings, sampling: Sampling, turn: int) -> ProcessSample:
-    """Measure a match in this process, number ``turn``; odd ones prepare and measure the anchor first. Choices may raise."""
+    """Measure a match in this process, number ``turn``; odd ones prepare and measure the reference first. Choices may raise."""
     with use(settings), conditions(match.problem, device), collection_paused():
         timer = Timer(match.problem, device, settings.timing)
-        choices = {"candidate": match.candidate, "anchor": match.anchor}
+        choices = {"candidate": match.candidate, "reference": match.reference}
         order = list(choices)[:: -1 if turn % 2 else 1]
         kernels = {role: choices[role].build() for role in order}
         made: dict[str, Contender] = {role: timer.contender(choices[role], kernels[role]) for role in order}
@@ -97,7 +97,7 @@ def sample_match(match: Match, device: DeviceInfo, settings: Settings, sampling:
             contender.sample_us()  # captures a graph on a GPU
         if device.type == "cpu":
             made = {role: Steady(contender, CPU_SAMPLE_US, CPU_US) for role, contender in made.items()}
-        sample = compare(made["candidate"], made["anchor"], sampling, turn=turn)
+        sample = compare(made["candidate"], made["reference"], sampling, turn=turn)
         if turn == 0:
             _check(match.candidate, kernels["candidate"], timer, device)
         return sample
@@ -116,8 +116,8 @@ def _check(choice: Choice, kernel: Kernel, timer: Timer, device: DeviceInfo) -> 
         raise ErrorFromChoice(choice.name, str(choice.problem), f"is wrong {reason}")
 
 
-def compare(candidate: Contender, anchor: Contender, sampling: Sampling, *, turn: int = 0) -> ProcessSample:
-    """Measure blocks of candidate and anchor: ABBA, BAAB, ABBA, … if ``turn`` is even, else starting with BAAB."""
+def compare(candidate: Contender, reference: Contender, sampling: Sampling, *, turn: int = 0) -> ProcessSample:
+    """Measure blocks of candidate and reference: ABBA, BAAB, ABBA, … if ``turn`` is even, else starting with BAAB."""
 
     def pair(first: Contender, second: Contender) -> tuple[float, float]:
         # Begin both before waiting for the first: a GPU that idles in between changes its clocks.
@@ -125,17 +125,17 @@ def compare(candidate: Contender, anchor: Contender, sampling: Sampling, *, turn
         second.begin()
         return first.result_us(), second.result_us()
 
-    def block(anchor_first: bool) -> tuple[list[float], list[float]]:
-        first, second = (anchor, candidate) if anchor_first else (candidate, anchor)
+    def block(reference_first: bool) -> tuple[list[float], list[float]]:
+        first, second = (reference, candidate) if reference_first else (candidate, reference)
         one, two = pair(first, second)
         three, four = pair(second, first)
-        return ([two, three], [one, four]) if anchor_first else ([one, four], [two, three])
+        return ([two, three], [one, four]) if reference_first else ([one, four], [two, three])
 
     return in_blocks(block, sampling, turn)
 
 
 def in_blocks(block: Callable[[bool], tuple[list[float], list[float]]], sampling: Sampling, turn: int) -> ProcessSample:
-    """Measure blocks. ``block(anchor_first)`` returns two times of the candidate and two of the anchor, in µs."""
+    """Measure blocks. ``block(reference_first)`` returns two times of the candidate and two of the reference, in µs."""
     # Warm up.
     numbers = itertools.count(turn)
     begun = time.perf_counter()
@@ -144,19 +144,19 @@ def in_blocks(block: Callable[[bool], tuple[list[float], list[float]]], sampling
     # Measure.
     log_ratios: list[float] = []
     candidate_us: list[float] = []
-    anchor_us: list[float] = []
+    reference_us: list[float] = []
     begun = time.perf_counter()
     while len(log_ratios) < sampling.blocks:
         if len(log_ratios) >= sampling.least_blocks and time.perf_counter() - begun > sampling.budget_s:
             break
-        candidate, anchor = block((turn + len(log_ratios)) % 2 == 1)
-        log_ratios.append((math.log(math.prod(candidate)) - math.log(math.prod(anchor))) / 2)
+        candidate, reference = block((turn + len(log_ratios)) % 2 == 1)
+        log_ratios.append((math.log(math.prod(candidate)) - math.log(math.prod(reference))) / 2)
         candidate_us += candidate
-        anchor_us += anchor
+        reference_us += reference
     return ProcessSample(
         log_ratio=statistics.median(log_ratios),
         candidate_us=statistics.median(candidate_us),
-        anchor_us=statistics.median(anchor_us),
+        reference_us=statistics.median(reference_us),
         blocks=len(log_ratios),
     )
 

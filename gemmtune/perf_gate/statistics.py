@@ -1,6 +1,6 @@
 """The rule of a gate: values from fresh processes are compared with a limit, and two batches must agree.
 
-A value is the log ratio of candidate to anchor in one process. Above 0 the candidate is slower. Within a process, medians remove
+A value is the log ratio of candidate to reference in one process. Above 0 the candidate is slower. Within a process, medians remove
 outliers. The remaining noise differs between processes (addresses of memory, clocks at which a GPU settles). Processes are
 therefore the unit of the statistics. Take a batch of P processes with mean m and standard deviation s. By Student's t at level α,
 the true log ratio is
@@ -14,7 +14,7 @@ INCONCLUSIVE  none of these: too much noise to exclude 5%, or the batches disagr
 
 **False alarms in a suite.** The worst acceptable candidate is slower by exactly the limit. Its probability of REGRESSED is at most
 α². Over N problems the alarms add up to at most N·α², even if problems depend on each other. α = min(0.01, √(0.005/N))
-therefore keeps them below 0.5% for a suite of any size. A candidate as fast as its anchor is far below that.
+therefore keeps them below 0.5% for a suite of any size. A candidate as fast as its reference is far below that.
 
 **With a baseline** the tested value is m minus the baseline's mean, whose error is part of the bound (Welch). Both batches share
 that error, so the α² above becomes α for a candidate that is slower by exactly the limit. A candidate that is not slower is

@@ -57,7 +57,7 @@ def made_once(file: Sequence[str], make: Callable[[Path], None], name: str, *, q
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove temporary folders of compilations that were killed. Folders of others may vanish meanwhile."""
+    """Remove temporary folders of compilations that were killed. Folders of others may vanish at the same time."""
     before = time.time() - LEFTOVER_S
     for old in folder.glob(f"{tempfile.gettempprefix()}*"):
         with contextlib.suppress(FileNotFoundError):

@@ -168,7 +168,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(19, "quantized:uint8_read_as_signed", "one-hot-a", "b read as signed integers"),
     _mutant(21, "quantized:scale_of_the_next_group", "scales", "of the next block along K"),
     _mutant(21, "quantized:first_group_for_all", "scales", "of the first block used all along K"),
-    _mutant(21, "quantized:remainder_with_the_group_before", "scales", "of the block before used for what is left of K"),
+    _mutant(21, "quantized:remainder_with_the_group_before", "scales", "of the block before used for the remainder of K"),
     _mutant(21, "quantized:column_scale_along_k", "scales", "scale_b on the wrong axis"),
     _mutant(21, "quantized:zero_of_the_next_column", "scales", "zero points of the next one across"),
     _mutant(21, "quantized:block_of_a_before", "scales", "scale_a of the block before along K"),

@@ -73,24 +73,24 @@ def busy(seconds: float) -> Callable[[], None]:
 @pytest.mark.parametrize("percent", [0, 5, -5])
 @pytest.mark.parametrize("turn", [0, 1])
 def test_a_planted_difference_between_loops_is_measured(percent: int, turn: int) -> None:
-    candidate, anchor = (CpuContender([busy(us * 1e-6)]) for us in (200 + 2 * percent, 200))
-    sample = compare(candidate, anchor, SAMPLING, turn=turn)
+    candidate, reference = (CpuContender([busy(us * 1e-6)]) for us in (200 + 2 * percent, 200))
+    sample = compare(candidate, reference, SAMPLING, turn=turn)
     assert sample.log_ratio == pytest.approx(math.log1p(percent / 100), abs=0.01)
-    assert sample.anchor_us == pytest.approx(200, rel=0.1)
+    assert sample.reference_us == pytest.approx(200, rel=0.1)
 
 
 def test_blocks_cancel_drift_and_order_effects() -> None:
     """Check blocks with falling clocks, where the second contender of a pair is 3% faster."""
     order = ""
 
-    def block(anchor_first: bool) -> tuple[list[float], list[float]]:
+    def block(reference_first: bool) -> tuple[list[float], list[float]]:
         nonlocal order
-        order += "BAAB " if anchor_first else "ABBA "
+        order += "BAAB " if reference_first else "ABBA "
         drift = [1 + 0.01 * (len(order) // 5 * 4 + i) for i in range(4)]
         late = [1, 0.97, 1, 0.97]
         times = [100 * d * x for d, x in zip(drift, late, strict=True)]
         outer, inner = [times[0], times[3]], [times[1], times[2]]
-        return (inner, [1.05 * t for t in outer]) if anchor_first else (outer, [1.05 * t for t in inner])
+        return (inner, [1.05 * t for t in outer]) if reference_first else (outer, [1.05 * t for t in inner])
 
     sample = in_blocks(block, Sampling(blocks=6, warm_up_s=0), 1)
     assert order == "BAAB ABBA BAAB ABBA BAAB ABBA "
@@ -98,8 +98,8 @@ def test_blocks_cancel_drift_and_order_effects() -> None:
 
 
 def test_blocks_end_early_for_long_kernels() -> None:
-    candidate, anchor = (CpuContender([busy(0.005)]) for _ in range(2))
-    sample = compare(candidate, anchor, Sampling(least_blocks=4, budget_s=0.05, warm_up_s=0))
+    candidate, reference = (CpuContender([busy(0.005)]) for _ in range(2))
+    sample = compare(candidate, reference, Sampling(least_blocks=4, budget_s=0.05, warm_up_s=0))
     assert sample.blocks == 4
 
 
@@ -128,6 +128,6 @@ def test_steady_samples_last_long_enough_and_remove_outliers() -> None:
 def test_sample_match_times_choices() -> None:
     problem, device, settings = Problem.mm(48, 64, 96, dtype=torch.float32, device_type="cpu"), preset("portable"), Settings()
     choice = subject_for(TORCH, problem, device, settings)
-    sample = sample_match(Match(problem=problem, candidate=choice, anchor=choice), device, settings, SAMPLING, 1)
+    sample = sample_match(Match(problem=problem, candidate=choice, reference=choice), device, settings, SAMPLING, 1)
     assert SAMPLING.least_blocks <= sample.blocks <= SAMPLING.blocks
-    assert min(sample.candidate_us, sample.anchor_us) > 0.1
+    assert min(sample.candidate_us, sample.reference_us) > 0.1

@@ -33,18 +33,18 @@ def spin(cycles: int) -> Call:
 @pytest.mark.parametrize("turn", [0, 1])
 def test_a_planted_difference_between_kernels_is_measured(percent: int, turn: int) -> None:
     stream = torch.cuda.Stream()
-    candidate, anchor = (GraphContender([spin(cycles)], stream) for cycles in (1000 * (200 + 2 * percent), 200_000))
-    sample = compare(candidate, anchor, Sampling.of("cuda"), turn=turn)
+    candidate, reference = (GraphContender([spin(cycles)], stream) for cycles in (1000 * (200 + 2 * percent), 200_000))
+    sample = compare(candidate, reference, Sampling.of("cuda"), turn=turn)
     assert sample.log_ratio == pytest.approx(math.log1p(percent / 100), abs=0.01)
     assert sample.blocks == 30
 
 
 def test_fresh_processes_time_functions_and_choices(own_store: Path) -> None:
     device, chosen = detect("cuda"), settings.current()
-    anchor = subject_for(TORCH, PROBLEM, device, chosen)
-    candidates = [anchor, *(subject_for(name, PROBLEM, device, chosen) for name in ("torch:mm", "gate_functions:twice"))]
+    reference = subject_for(TORCH, PROBLEM, device, chosen)
+    candidates = [reference, *(subject_for(name, PROBLEM, device, chosen) for name in ("torch:mm", "gate_functions:twice"))]
     process = FreshProcess(device=device, settings=chosen, sampling=Sampling.of("cuda"))
-    results = process([Match(problem=PROBLEM, candidate=c, anchor=anchor) for c in candidates], 0)
+    results = process([Match(problem=PROBLEM, candidate=c, reference=reference) for c in candidates], 0)
     for result, least, most in zip(results, (-0.1, -0.3, 0.4), (0.1, 0.3, 1.1), strict=True):
         assert isinstance(result, ProcessSample), result
         assert least < result.log_ratio < most

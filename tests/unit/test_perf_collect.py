@@ -21,7 +21,7 @@ class Script:
         return [
             "out of memory"
             if self.failing.get(match, 99) <= turn
-            else ProcessSample(log_ratio=match + noise, candidate_us=1.0, anchor_us=1.0, blocks=30)
+            else ProcessSample(log_ratio=match + noise, candidate_us=1.0, reference_us=1.0, blocks=30)
             for match in matches
         ]
 

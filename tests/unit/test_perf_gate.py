@@ -1,4 +1,4 @@
-"""The gate and its command: anchors, baselines, exit statuses. Processes are fake, except in one test."""
+"""The gate and its command: references, baselines, exit statuses. Processes are fake, except in one test."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def finds(monkeypatch, own_store, tmp_path):
             for match in matches:
                 value = found[match.problem.m]
                 if not isinstance(value, str):
-                    value = ProcessSample(log_ratio=value + 0.001 * (turn % 3), candidate_us=5.0, anchor_us=5.0, blocks=30)
+                    value = ProcessSample(log_ratio=value + 0.001 * (turn % 3), candidate_us=5.0, reference_us=5.0, blocks=30)
                 results.append(value)
             return results
 
@@ -68,7 +68,7 @@ def test_strict_fails_if_one_problem_is_not_judged(finds, strict: bool, status: 
     finds({16: -0.4})
     run_gate([ONE], GateOptions(device="cpu", update_baseline=True))
     finds({16: -0.4, 48: -0.1})
-    result = run_gate([ONE, TWO], GateOptions(device="cpu", anchor="baseline", strict=strict))
+    result = run_gate([ONE, TWO], GateOptions(device="cpu", reference="baseline", strict=strict))
     assert [entry.judgement.decision for entry in result.entries] == [Decision.PASS, Decision.INCONCLUSIVE]
     assert result.exit_status == status
 
@@ -78,7 +78,7 @@ def test_writes_a_baseline_and_compares_with_it(finds):
     options = GateOptions(device="cpu", update_baseline=True)
     result = run_gate([ONE, TWO], options)
     assert [len(entry.series.batches) for entry in result.entries] == [2, 2]
-    held = dataclasses.replace(options, update_baseline=False, require_baseline=True, anchor="baseline")
+    held = dataclasses.replace(options, update_baseline=False, require_baseline=True, reference="baseline")
     assert problems_without_names(held) == [ONE, TWO]
     assert run_gate([ONE, TWO], held).exit_status == 0
     finds({16: -0.3, 48: -0.1})
@@ -100,7 +100,7 @@ def test_updating_one_problem_keeps_the_others(finds):
 
 def test_a_noisy_measurement_is_not_written_as_a_baseline(finds, monkeypatch):
     finds({})
-    noisy = [ProcessSample(log_ratio=x, candidate_us=1.0, anchor_us=1.0, blocks=30) for x in (0.3, -0.3, 0.1)]
+    noisy = [ProcessSample(log_ratio=x, candidate_us=1.0, reference_us=1.0, blocks=30) for x in (0.3, -0.3, 0.1)]
     monkeypatch.setattr("gemmtune.perf_gate.gate.FreshProcess", lambda **_: lambda _, turn: [noisy[turn % 3]])
     result = run_gate([ONE], GateOptions(device="cpu", update_baseline=True))
     assert result.entries[0].notes == ["too noisy for a baseline, so none was written: measure on an idle machine"]
@@ -115,7 +115,7 @@ def test_another_pick_and_other_versions_are_reported(finds):
     [old] = baselines.entries.values()
     baselines.put(dataclasses.replace(old, pick="cpp:x", versions=dict(old.versions) | {"torch": "1.0"}))
     baselines.write()
-    [entry] = run_gate([ONE], GateOptions(device="cpu", anchor="baseline")).entries
+    [entry] = run_gate([ONE], GateOptions(device="cpu", reference="baseline")).entries
     assert entry.notes == [
         "another pick than the baseline's, which was cpp:x",
         f"since the baseline, torch: was 1.0, is {torch.__version__}",
@@ -124,22 +124,22 @@ def test_another_pick_and_other_versions_are_reported(finds):
 
 def test_a_missing_baseline_is_inconclusive_and_not_measured(finds):
     finds({})
-    result = run_gate([ONE], GateOptions(device="cpu", anchor="baseline"))
+    result = run_gate([ONE], GateOptions(device="cpu", reference="baseline"))
     [entry] = result.entries
     assert entry.judgement.decision is Decision.INCONCLUSIVE
     assert entry.judgement.reason.startswith("no baseline in benchmarks/baselines/cpu-")
     assert result.exit_status == 3, "nothing was judged"
-    required = GateOptions(device="cpu", anchor="baseline", require_baseline=True)
+    required = GateOptions(device="cpu", reference="baseline", require_baseline=True)
     assert run_gate([ONE], required).exit_status == 1
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"anchor": "cublas"}, "anchor: got 'cublas', expected one of torch, baseline"),
+        ({"reference": "cublas"}, "reference: got 'cublas', expected one of torch, baseline"),
         ({"processes": 2}, "processes: got 2, expected at least 3"),
-        ({"candidate": "torch", "anchor": "baseline"}, "baselines: got the candidate 'torch', expected none"),
-        ({"require_baseline": True}, "require_baseline: got anchor 'torch', expected 'baseline'"),
+        ({"candidate": "torch", "reference": "baseline"}, "baselines: got the candidate 'torch', expected none"),
+        ({"require_baseline": True}, "require_baseline: got reference 'torch', expected 'baseline'"),
     ],
 )
 def test_rejects_conflicting_options(options, message):
@@ -155,7 +155,7 @@ def test_rejects_unsuitable_problems():
 
 
 def test_without_names_and_baselines_there_is_a_small_set_of_problems(finds):
-    for options in (GateOptions(device="cpu"), GateOptions(device="cpu", anchor="baseline")):
+    for options in (GateOptions(device="cpu"), GateOptions(device="cpu", reference="baseline")):
         problems = problems_without_names(options)
         assert len(set(problems)) == len(problems) > 3
         assert {p.device_type for p in problems} == {"cpu"}
@@ -190,7 +190,7 @@ class TestCommand:
 
     def test_a_run_that_judges_nothing_has_a_status_of_its_own(self, capsys, finds):
         finds({})
-        assert cli.run([*self.SHAPES, "--anchor", "baseline"]) == 3
+        assert cli.run([*self.SHAPES, "--reference", "baseline"]) == 3
         assert "warning: INCONCLUSIVE: 2 of 2 problems were NOT judged; the reasons are above" in capsys.readouterr().err
 
     def test_required_baselines(self, capsys, finds):
@@ -213,7 +213,10 @@ class TestCommand:
         [
             (["16x32", "--device", "cpu"], "shape: got '16x32', expected MxNxK"),
             (["--dtype", "float32", "--device", "cpu"], "--dtype: got no shapes for this option"),
-            (["16x32x64", "--device", "cpu", "--anchor", "torch", "--require-baseline"], "require_baseline: got anchor 'torch'"),
+            (
+                ["16x32x64", "--device", "cpu", "--reference", "torch", "--require-baseline"],
+                "require_baseline: got reference 'torch'",
+            ),
             (["16x32x64", "--device", "cuda:77"], "device: got"),
         ],
     )
@@ -228,9 +231,9 @@ def test_fresh_processes_measure_and_survive_a_crash(own_store):
     names = (TORCH, "perf_functions:crash", "perf_functions:matmul")
     chosen = settings.current()
     candidates = [subject_for(name, ONE, CPU, chosen) for name in names]
-    anchor = subject_for(TORCH, ONE, CPU, chosen)
+    reference = subject_for(TORCH, ONE, CPU, chosen)
     process = FreshProcess(device=dataclasses.replace(CPU, threads=1), settings=chosen, sampling=Sampling(warm_up_s=0))
-    first, second, third = process([Match(problem=ONE, candidate=c, anchor=anchor) for c in candidates], 0)
+    first, second, third = process([Match(problem=ONE, candidate=c, reference=reference) for c in candidates], 0)
     assert isinstance(first, ProcessSample)
     assert isinstance(third, ProcessSample)
     assert min(first.blocks, third.blocks) >= Sampling().least_blocks

@@ -128,7 +128,7 @@ def test_the_gate_refuses_a_candidate_that_keeps_results(monkeypatch: pytest.Mon
     few = Sampling(blocks=2, least_blocks=1, budget_s=0.1, warm_up_s=0.0)
     for name in ("honest", "kept_by_version", "right_for_60"):
         monkeypatch.setitem(fake_choices.RUNS, name, honest if name == "honest" else DISHONEST[name]())
-        match = Match(problem=PROBLEM, candidate=fake(name, run=name), anchor=fake("multiply"))
+        match = Match(problem=PROBLEM, candidate=fake(name, run=name), reference=fake("multiply"))
         if name == "honest":
             assert sample_match(match, DEVICE, Settings(), few, 0).blocks
         else:

@@ -128,7 +128,7 @@ def _elsewhere(view: View, which: Matrix) -> Iterator[tuple[str, torch.Tensor, t
             ("of the next block used for the last element of each along K", inner + 1),
             ("of the block before used for the first element of each along K", inner - 1),
             ("of the first block used all along K", torch.zeros_like(inner)),
-            ("of the block before used for what is left of K", inner.clamp_max(last - 1)),
+            ("of the block before used for the remainder of K", inner.clamp_max(last - 1)),
             ("of blocks twice as long along K", inner // 2),
             ("of blocks half as long along K", inner * 2),
         ):

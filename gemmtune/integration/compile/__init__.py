@@ -27,7 +27,7 @@ def install(*, tune: bool = False) -> None:
 
 
 def install_joins() -> None:
-    """Add a pass that only joins batch-invariant layers of one input. An installed pass does that too, and stays."""
+    """Add a pass for the batch-invariant layers of one input alone. An installed pass does that too, and stays."""
     importlib.import_module(".backend", __name__).install_joins()
 
 
