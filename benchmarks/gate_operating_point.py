@@ -24,7 +24,7 @@ from gate_simulation import PROCESSES, Noise, decisions, rates
 
 from gemmtune import Problem, settings
 from gemmtune.device import detect
-from gemmtune.perf_gate.sampling import Failed, FreshProcess, Match, Sampling
+from gemmtune.perf_gate.sampling import FreshProcess, Match, Sampling
 from gemmtune.perf_gate.statistics import Decision, Rule, judge
 from gemmtune.perf_gate.subjects import TORCH, subject_for
 
@@ -120,8 +120,8 @@ def cpu(processes: int, out: str) -> None:
 def _measured(process: FreshProcess, matches: list[Match], turn: int) -> list[Any]:
     samples = process(matches, turn)
     for sample in samples:
-        if isinstance(sample, Failed):
-            raise click.ClickException(sample.reason)
+        if isinstance(sample, str):
+            raise click.ClickException(sample)
     return samples
 
 

@@ -12,6 +12,9 @@ IMPROVED      the upper bounds of two independent batches both fall below −log
 PASS          a slow-down of 5% is excluded: the upper bound of all values is below log 1.05
 INCONCLUSIVE  none of these: too much noise to exclude 5%, or the batches disagree
 
+Each decision needs a narrow interval, whichever way it falls: the margin of all values is at most log 1.05, or for REGRESSED and
+IMPROVED half of the measured change. A wider one is INCONCLUSIVE. Few values of a busy machine are no sample of Student's t.
+
 **False alarms in a suite.** The worst acceptable candidate is slower by exactly the limit. Its probability of REGRESSED is at most
 α². Over N problems the alarms add up to at most N·α², even if problems depend on each other. α = min(0.01, √(0.005/N))
 therefore keeps them below 0.5% for a suite of any size. A candidate as fast as its reference is far below that.
@@ -137,6 +140,10 @@ def judge(batches: Sequence[Sequence[float]], rule: Rule, baseline: Estimate | N
     else:
         decision = Decision.INCONCLUSIVE
         reason = f"noise of ±{100 * whole.margin:.1f}% cannot exclude a slow-down of {100 * (rule.visible - 1):.0f}%, nor prove one"
+    widest = visible if decision is Decision.PASS else max(visible, abs(whole.log_ratio) / 2)
+    if decision is not Decision.INCONCLUSIVE and whole.margin > widest:
+        decision, most = Decision.INCONCLUSIVE, 100 * widest
+        reason = f"noise of ±{100 * whole.margin:.1f}% is above the ±{most:.1f}% that a decision allows; measure on an idle machine"
     return Judgement(decision=decision, bounds=whole, reason=reason)
 
 

@@ -67,6 +67,7 @@ def around(log_ratio: float, noise: float = 0.001) -> list[float]:
     return [log_ratio + noise * (i - 3) for i in range(7)]
 
 
+TOO_WIDE = "noise of ±{}% is above the ±{}% that a decision allows; measure on an idle machine"
 EQUAL, SLOW, FAST = around(0.0), around(0.05), around(-0.05)
 
 
@@ -86,6 +87,10 @@ EQUAL, SLOW, FAST = around(0.0), around(0.05), around(-0.05)
         ([around(0.03), around(0.03)], Decision.REGRESSED, ""),
         ([around(0.0, 0.05)], Decision.INCONCLUSIVE, "noise of ±12.8% cannot exclude a slow-down of 5%, nor prove one"),
         ([around(-0.3, 0.05), around(-0.3, 0.05)], Decision.IMPROVED, ""),
+        ([around(0.3, 0.05), around(0.3, 0.05)], Decision.REGRESSED, ""),
+        ([around(-1.4, 0.5)] * 2, Decision.INCONCLUSIVE, TOO_WIDE.format("73.5", "70.0")),
+        ([around(1.4, 0.5)] * 2, Decision.INCONCLUSIVE, TOO_WIDE.format("73.5", "70.0")),
+        ([around(-0.6, 0.05), around(0.0, 0.02)], Decision.INCONCLUSIVE, TOO_WIDE.format(22.8, 4.9)),
     ],
 )
 def test_judge(batches, decision, reason):
