@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
+from ..replacing import is_store
+
 STDOUT = "-"
-SQLITE = b"SQLite format 3\0"
-"""First bytes of a store."""
 
 
 class OutputFile(click.Path):
@@ -46,7 +46,7 @@ def refuse_overwriting(context: click.Context) -> None:
         real = _real(value)
         if real in read:
             raise click.UsageError(f"{name}: got {value}, expected another file than {read[real]}, which would be overwritten")
-        if _is_store(real):
+        if is_store(real):
             raise click.UsageError(f"{name}: got {value}, a store, expected another file: its measurements would be lost")
         read[real] = name
 
@@ -60,14 +60,3 @@ def _places(value: Any) -> Iterator[str]:
 
 def _real(text: str) -> str:
     return os.path.realpath(text) if "\0" not in text else text
-
-
-def _is_store(path: str) -> bool:
-    """Return True for a regular file that begins as SQLite's do."""
-    if not os.path.isfile(path):
-        return False
-    try:
-        with open(path, "rb") as file:
-            return file.read(len(SQLITE)) == SQLITE
-    except OSError:
-        return False  # writing it says why

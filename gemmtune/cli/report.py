@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from .. import settings
+from ..replacing import write_text
 from ..report import markdown, pages
 from ..report.entries import Pair, pairs_of
 from ..report.picture import draw
@@ -43,9 +44,9 @@ def report(files: Sequence[str], html: str | None, md: str | None, png: str | No
     try:
         if html is not None:
             more = [replay_section(replay(sources[-1].known, SEARCHES, settings.current()))] if replayed else []
-            Path(html).write_text(pages.report(sources, *more), encoding="utf-8")
+            write_text(html, pages.report(sources, *more))
         if md is not None:
-            Path(md).write_text(markdown.report(sources), encoding="utf-8")
+            write_text(md, markdown.report(sources))
         if png is not None:
             draw(sources[-1], Path(png))
     except OSError as error:

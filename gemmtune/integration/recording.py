@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import InvalidProblemError
 from ..foreign import read_json, shown
 from ..problem import Problem, precision_of
-from ..replacing import replacing
+from ..replacing import write_text
 
 FORMAT = "gemmtune-recording"
 VERSION = 1
@@ -80,8 +80,7 @@ class Recording:
 
     def write(self, path: Path | str) -> None:
         """Write ``to_json`` to a file, which replaces an old one only when it is complete."""
-        with replacing(path) as new:
-            new.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(self.to_json(), indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path | str) -> Recording:

@@ -16,7 +16,7 @@ from ..device import DeviceInfo
 from ..errors import GateError
 from ..foreign import read_json, shown, visible
 from ..problem import Problem
-from ..replacing import replacing
+from ..replacing import write_text
 from ..settings import Timing
 from ..store.key import canonical
 from .statistics import Estimate
@@ -121,8 +121,7 @@ class Baselines:
         whole = f'{{\n"format": {FORMAT},\n"device": {json.dumps(dict(self.device))},\n"entries": [\n{text}\n]\n}}\n'
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(self.path) as new:
-                new.write_text(whole, encoding="utf-8")
+            write_text(self.path, whole)
         except OSError as error:
             raise GateError(f"baselines: cannot write {self.path}: {error.strerror}; name another folder") from error
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UnavailableError
+from ..replacing import replacing
 from .roofline import colours, points_of, roofs
 from .sources import Source
 
@@ -37,4 +38,5 @@ def draw(source: Source, file: Path) -> None:
     right.axhline(1, color="gray", linewidth=1)
     right.set(xlabel="problems, by gain", ylabel="times torch's speed", title="speed over torch")
     figure.suptitle(source.name)
-    figure.savefig(file, format="png", dpi=150)
+    with replacing(file) as new:
+        figure.savefig(new, format="png", dpi=150)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from .. import foreign
 from ..errors import StoreError
 from ..foreign import parse_json
-from ..replacing import replacing
+from ..replacing import write_text
 from .database import Database
 from .key import canonical
 from .row import Limit, Ranged, Row, stored_problem
@@ -170,8 +170,7 @@ def _records(
 def write_json(path: Path, rows: Sequence[Row], limits: Sequence[Limit], ranged: Sequence[Ranged] = ()) -> None:
     """Write ``to_json`` to a file completely or not at all. Raises StoreError if it cannot be written."""
     try:
-        with replacing(path) as new:
-            new.write_text(json.dumps(to_json(rows, limits, ranged), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(to_json(rows, limits, ranged), indent=1, allow_nan=False) + "\n")
     except OSError as error:
         raise StoreError(f"export: got {error.strerror}, expected a writable file; choose another path than {path}") from error
 

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from gemmtune import settings
+from gemmtune.backends.aten.metas import MetaTable
+from gemmtune.conformance.runs.files import write as conformance_file
+from gemmtune.errors import ConformanceError, StoreError
 from gemmtune.integration.recording import Recording
 from gemmtune.problem import Problem
 from gemmtune.replacing import replacing
@@ -72,3 +75,13 @@ def test_a_store_never_takes_the_place_of_a_pipe(tmp_path: Path) -> None:
         assert open_store(settings.current()).every_row() == []
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert os.listdir(tmp_path) == [pipe.name]
+
+
+def test_no_function_writes_over_a_store(own_store: Path) -> None:
+    store = open_store(settings.current())
+    store.put_limits("here", {"bandwidth_gbps": 1.0})
+    before = own_store.read_bytes()
+    for write in (store.export_file, record, MetaTable().dump, lambda path: conformance_file("json", path, "{}")):
+        with pytest.raises((StoreError, OSError, ConformanceError), match="a store, whose measurements would be lost"):
+            write(own_store)
+        assert own_store.read_bytes() == before

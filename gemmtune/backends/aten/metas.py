@@ -15,6 +15,7 @@ import torch
 from ...errors import InvalidProblemError
 from ...foreign import read_json
 from ...problem.dtypes import dtype_name
+from ...replacing import write_text
 
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "bsr_dense_addmm": ("GROUP_SIZE_ROW", "SPLIT_N", "num_stages", "num_warps"),
@@ -125,7 +126,7 @@ class MetaTable:
             for family, rows in sorted(self.rows.items())
         ]
         lines = [json.dumps(family, separators=(",", ":")) for family in families]
-        Path(path).write_text('{"families": [\n' + ",\n".join(lines) + "\n]}\n", encoding="utf-8")
+        write_text(path, '{"families": [\n' + ",\n".join(lines) + "\n]}\n")
 
     @classmethod
     def load(cls, path: str | Path) -> MetaTable:

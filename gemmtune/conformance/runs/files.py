@@ -21,6 +21,7 @@ from typing import Any
 
 from ...errors import ConformanceError
 from ...foreign import parse_json
+from ...replacing import write_text
 from ..bench.outcome import Record
 from ..cases.case import Case
 from ..option_table import OPTIONS
@@ -35,7 +36,7 @@ def json_text(data: Any) -> str:
 def write(option: str, path: Path | str, text: str) -> None:
     """Write the file of an option. Raises ConformanceError if it cannot be written."""
     try:
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        write_text(path, text + "\n")
     except OSError as error:
         raise ConformanceError(f"{option}: cannot write {path}: {error.strerror}") from error
 
