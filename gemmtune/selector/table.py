@@ -199,6 +199,7 @@ def _choices_table(result: ProblemResult, max_rows: int | None) -> TextTable:
         optional=("backend", "GFLOP/s", "% limit", "verified"),
     )
     best_us = _timed(result)[0][1]
+    alike = len({outcome.disturbed for outcome, _ in _timed(result)}) == 1  # a line below says it of all times
     for outcome, time_us in _shown(result, max_rows):
         # Too slow for the final rounds that took place: its time is from a shorter measurement.
         dropped = not outcome.finalist and any(o.finalist for o in result.outcomes)
@@ -207,7 +208,7 @@ def _choices_table(result: ProblemResult, max_rows: int | None) -> TextTable:
             "torch": outcome.baseline,
             "dropped": dropped,
             UNDECLARED: bool(outcome.info.get(UNDECLARED)),
-            BUSY_MARK: bool(outcome.disturbed),
+            BUSY_MARK: bool(outcome.disturbed) and not alike,
         }
         cells = (
             outcome.name,
