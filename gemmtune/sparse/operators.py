@@ -111,7 +111,7 @@ def bsr_sampled(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block_m: int, b
 
 
 @_operator
-def bsr_turned_mm(crow: Tensor, col: Tensor, values: Tensor, g: Tensor, columns: int) -> Tensor:
+def bsr_transposed_mm(crow: Tensor, col: Tensor, values: Tensor, g: Tensor, columns: int) -> Tensor:
     """Return bsrᵀ @ g, for a weight of ``columns`` columns."""
     return multiplied("bsr_mm", transposed(weight_of(crow, col, values, columns).tensor), g)
 
@@ -136,7 +136,7 @@ def _(crow: Tensor, col: Tensor, g: Tensor, x: Tensor, block_m: int, block_k: in
     return g.new_empty(col.shape[0], block_m, block_k)
 
 
-@bsr_turned_mm.register_fake
+@bsr_transposed_mm.register_fake
 def _(crow: Tensor, col: Tensor, values: Tensor, g: Tensor, columns: int) -> Tensor:
     return g.new_empty(columns, g.shape[1])
 
@@ -160,7 +160,7 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     g_inp = [(g * beta).sum_to_size(ctx.shape) if wanted else None for wanted in wants_inp]
     scaled = g if alpha == 1 else g * alpha
     g_values = bsr_sampled(crow, col, scaled, x, values.shape[1], values.shape[2]) if wants_values else None
-    g_x = bsr_turned_mm(crow, col, values, scaled, x.shape[0]) if wants_x else None
+    g_x = bsr_transposed_mm(crow, col, values, scaled, x.shape[0]) if wants_x else None
     return (*g_inp, None, None, g_values, g_x)
 
 
@@ -174,7 +174,7 @@ def _gradients_of_linear(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     wants_x, _, _, wants_values, *wants_bias = ctx.needs_input_grad
     count = x.shape[:-1].numel()
     columns, rows = g.reshape(count, g.shape[-1]).t(), x.reshape(count, x.shape[-1])
-    g_x = bsr_turned_mm(crow, col, values, columns, x.shape[-1]).t().reshape(x.shape) if wants_x else None
+    g_x = bsr_transposed_mm(crow, col, values, columns, x.shape[-1]).t().reshape(x.shape) if wants_x else None
     g_values = bsr_sampled(crow, col, columns, rows.t(), values.shape[1], values.shape[2]) if wants_values else None
     return g_x, None, None, g_values, *(columns.sum(dim=1) if wanted else None for wanted in wants_bias)
 
