@@ -15,8 +15,11 @@ from typing import Any, TextIO, TypeVar
 
 import click
 
+from ..conformance.option_table import as_typed
+from ..errors import GemmtuneError
 from ..foreign import visible
 from ..interrupts import Terminated
+from ..replacing import write_text as write_whole
 from .files import STDOUT, OutputFile, refuse_overwriting
 
 LOG = logging.getLogger("gemmtune")
@@ -68,7 +71,7 @@ def write_text(path: str | Path, text: str, asked_by: str) -> None:
         print_json(text.removesuffix("\n"))
         return
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        write_whole(path, text)
     except OSError as error:
         raise click.ClickException(f"{asked_by}: cannot write {path}: {error.strerror}") from error
 
@@ -242,7 +245,21 @@ def run(command: str, given: dict[str, Any], logs: bool = True) -> Any:
         function = getattr(importlib.import_module(f".{module}", __package__), name)
     to_stdout = STDOUT in (given.get("json_file"), given.get("json"))
     with log_as_notes() if logs else nullcontext(), reserved_stdout() if to_stdout else nullcontext():
-        return function(**given)
+        try:
+            return function(**given)
+        except (GemmtuneError, click.ClickException) as error:
+            raise _typed(error) from error.__cause__
+
+
+def _typed(error: GemmtuneError | click.ClickException) -> Exception:
+    """Return the error with the option that its text begins with as on the command line: ``max_cases: …`` as ``--max-cases: …``."""
+    options = [x for x in click.get_current_context().command.params if isinstance(x, click.Option)]
+    spellings = {x.name or "": next((name for name in x.opts if name.startswith("--")), x.opts[0]) for x in options}
+    before = error.message if isinstance(error, click.ClickException) else str(error)
+    text = as_typed(before, spellings)
+    if text == before:
+        return error
+    return type(error)(text) if isinstance(error, click.UsageError | CouldNotTest) else click.ClickException(text)
 
 
 def help_if_alone(context: click.Context) -> None:

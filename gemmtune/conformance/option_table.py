@@ -1,6 +1,7 @@
 """Options of a run, the source for both the command and the pytest plugin. Plain data, so that help needs no torch."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -123,6 +124,12 @@ class Values:
     timeout: float = _option("Seconds for one case, with compilation. Default: 120.", default=120.0, kind="seconds", metavar="S")
     json: str | None = _option("Write the report as JSON. - is standard output.", metavar="FILE")
     html: str | None = _option("Write the report as one HTML page, with maps of the wrong elements.", metavar="FILE")
+
+
+def as_typed(text: str, spellings: Mapping[str, str]) -> str:
+    """Return an error's text with the option that it begins with as the user typed it: ``max_cases: …`` as ``--max-cases: …``."""
+    name, colon, rest = text.partition(": ")
+    return f"{spellings.get(name, name)}{colon}{rest}"
 
 
 OPTIONS = tuple(Option(name=f.name, **f.metadata) for f in dataclasses.fields(Values) if f.metadata)

@@ -14,7 +14,7 @@ from ..declaration.labels import DTYPES, OPS
 from ..declaration.layouts import KINDS
 from ..declaration.subject import SubjectSpec, importable
 from ..declaration.traits import Traits
-from ..errors import ConformanceError
+from ..errors import ConformanceError, TraitsError, raised_as
 from ..operand_kinds import full_dtype_name
 from .option_table import OPTIONS, STDOUT, Values
 from .properties.table import PROPERTIES
@@ -50,7 +50,7 @@ class RunOptions(Values):
             value, legal = getattr(self, option.name), option.choices or WORDS.get(option.name)
             for word in value if option.repeated else (value,):
                 if legal and word is not None and word not in legal:
-                    raise ConformanceError(f"{option.word}: got {word!r}, expected one of {', '.join(legal)}")
+                    raise ConformanceError(f"{option.name}: got {word!r}, expected one of {', '.join(legal)}")
         # Numbers in range.
         for name, least in _LEAST.items():
             number = getattr(self, name)
@@ -63,7 +63,8 @@ class RunOptions(Values):
         # Combinations that contradict each other.
         drawing = [name for name in ("derandomize", "random", "seed") if getattr(self, name) not in (None, False)]
         if len(drawing) > 1:
-            raise ConformanceError(f"got {' and '.join(drawing)}, expected at most one of them: each selects how cases are drawn")
+            others = " and ".join(drawing[1:])
+            raise ConformanceError(f"{drawing[0]}: got {others} as well, expected one of them: each selects how cases are drawn")
         if self.sm and self.backend:
             raise ConformanceError(
                 f"sm: got the GEMM {self.backend!r} as well, expected no GEMM: --sm compiles gemmtune's own kernels"
@@ -126,7 +127,8 @@ def declared_by(words: tuple[str, ...]) -> dict[str, Any]:
             declared[name] = [_plain(part) for part in text.strip("[]").split(",") if part]
         else:
             declared[name] = _plain(text)
-    Traits().changed(declared)
+    with raised_as(TraitsError, before="trait: "):
+        Traits().changed(declared)
     return declared
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from ..errors import raised_as
+from ..errors import GemmtuneError
 from .bench.outcome import Record
 from .option_table import OPTIONS as TABLE
+from .option_table import as_typed
 from .options import RunOptions
 from .report.summary import Summary
 from .runs.run import Run
@@ -69,8 +70,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the session if there is a GEMM to test. Reject ``-m gpu`` without a GPU before any process starts."""
     if config.getoption("markexpr") == "gpu" and not torch.cuda.is_available():
         raise pytest.UsageError("-m gpu: got no GPU (torch sees none), expected one; run without -m gpu on this machine")
-    with raised_as(pytest.UsageError):
+    try:
         options = RunOptions.of({name: config.getoption(f"gemm_{name}") for name in ("backend", *(x.name for x in TABLE))})
+    except GemmtuneError as error:
+        raise pytest.UsageError(as_typed(str(error), {x.name: x.pytest_spelling for x in TABLE})) from error
     if not options.active:
         return
     config.stash[OPTIONS] = options

@@ -94,21 +94,21 @@ class TestVerdicts:
         ("arguments", "text"),
         [
             (("nothing",), "error: conformance_functions:nothing: module 'conformance_functions' has no attribute 'nothing'"),
-            (("right", "--device", "tpu"), "error: device: got 'tpu', expected cpu, cuda or cuda:N"),
+            (("right", "--device", "tpu"), "error: --device: got 'tpu', expected cpu, cuda or cuda:N"),
             (("right", "--trait", "devices=cuda", "--device", "cpu"), "got device cpu, expected one that it declares: cuda"),
             (("right", "--repro", "bound"), "error: case id: got 'bound', expected property:op-dtype"),
-            (("right", "--dtype", "f17"), "error: dtype: got 'f17', expected one of float64"),
+            (("right", "--dtype", "f17"), "error: --dtype: got 'f17', expected one of float64"),
             (("right", "--level", "huge"), "Invalid value for '--level': 'huge' is not one of"),
-            (("right", "--device", "cpu", "--sanitize"), "error: sanitize: got device cpu, expected a CUDA device"),
+            (("right", "--device", "cpu", "--sanitize"), "error: --sanitize: got device cpu, expected a CUDA device"),
             (("right", "-k", "no such case"), "NOT TESTED"),
-            (("right", "--op", "bmm"), "error: op: got bmm, expected what the GEMM declares: mm; declare more with --trait ops=…"),
+            (("right", "--op", "bmm"), "error: --op: got bmm, expected what the GEMM declares: mm; declare more with --trait ops=…"),
             (
                 ("right", "--dtype", "bf16", "--trait", "dtypes=float16"),
-                "error: dtype: got bfloat16, expected what the GEMM declares: float16; declare more with --trait dtypes=…",
+                "error: --dtype: got bfloat16, expected what the GEMM declares: float16; declare more with --trait dtypes=…",
             ),
             (
                 ("right", "--layout", "every2", "--trait", "layouts=row,col"),
-                "error: layout: got every2, expected what the GEMM declares: row, col; declare more with --trait layouts=…",
+                "error: --layout: got every2, expected what the GEMM declares: row, col; declare more with --trait layouts=…",
             ),
         ],
     )

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gemmtune import cli
 from gemmtune.conformance.cases.scope import Level
-from gemmtune.conformance.option_table import LEVELS, OPTIONS
+from gemmtune.conformance.option_table import LEVELS, OPTIONS, as_typed
 from gemmtune.conformance.options import RunOptions, declared_by
 from gemmtune.errors import ConformanceError, TraitsError
 
@@ -41,12 +42,12 @@ def test_options_not_given_to_pytest_have_their_defaults() -> None:
         ({"min_executed": 0}, "min_executed: got 0, expected at least 1"),
         ({"max_cases": 0}, "max_cases: got 0, expected at least 1"),
         ({"max_seconds": -1.0}, "max_seconds: got -1, expected a number of seconds above 0"),
-        ({"properties": ["bound,bonud"]}, "property: got 'bonud', expected one of integers, one-hot-a"),
+        ({"properties": ["bound,bonud"]}, "properties: got 'bonud', expected one of integers, one-hot-a"),
         ({"max_seconds": float("nan")}, "max_seconds: got nan, expected a number of seconds above 0"),
         ({"timeout": math.inf}, "timeout: got inf, expected a number of seconds above 0"),
         ({"html": "-"}, "html: got '-', expected a file to write, in a folder that exists"),
         ({"timeout": 0.0}, "timeout: got 0, expected a number of seconds above 0"),
-        ({"derandomize": True, "seed": 3}, "got derandomize and seed, expected at most one of them"),
+        ({"derandomize": True, "seed": 3}, "derandomize: got seed as well, expected one of them"),
         ({"backend": "x:f", "sm": ["80"]}, "sm: got the GEMM 'x:f' as well, expected no GEMM"),
         ({"sm": ["80"], "html": "x.html"}, "html: got it together with sm, expected json"),
         ({"skips_file": "nowhere.txt"}, "skips_file: got 'nowhere.txt', expected a file that exists"),
@@ -86,3 +87,19 @@ def test_the_spec_finds_the_traits_file_from_any_folder(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     spec = RunOptions(backend="x:f", traits="traits.toml", trait=("alpha",)).spec
     assert (spec.target, spec.declared, spec.traits_file) == ("x:f", {"alpha": True}, str(tmp_path / "traits.toml"))
+
+
+def test_errors_name_options_as_they_were_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = {
+        ("--max-cases", "0"): "--max-cases: got 0",
+        ("--property", "bonud"): "--property: got 'bonud'",
+        ("--seed", "1", "--derandomize"): "--derandomize: got seed as well",
+        ("--skips-file", "nowhere"): "--skips-file: got 'nowhere'",
+        ("--trait", "outt"): "--trait: traits: got outt",
+        ("--repro", "@nowhere"): "--repro: got",
+    }
+    for words, text in commands.items():
+        assert cli.run(["conformance", "backend:aten", "--device", "cpu", *words]) == 2, words
+        assert f"error: {text}" in capsys.readouterr().err, words
+    plugin = {option.name: option.pytest_spelling for option in OPTIONS}
+    assert as_typed("max_cases: got 0", plugin) == "--gemm-max-cases: got 0"

@@ -215,7 +215,7 @@ class TestCommand:
             (["--dtype", "float32", "--device", "cpu"], "--dtype: got no shapes for this option"),
             (
                 ["16x32x64", "--device", "cpu", "--reference", "torch", "--require-baseline"],
-                "require_baseline: got reference 'torch'",
+                "--require-baseline: got reference 'torch'",
             ),
             (["16x32x64", "--device", "cuda:77"], "device: got"),
         ],
