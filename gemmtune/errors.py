@@ -13,6 +13,7 @@
     ├── ConformanceError (RuntimeError)                  a run of the conformance suite with impossible options
     ├── GateError (RuntimeError)                         a performance gate with impossible options
     ├── FleetError (RuntimeError)                        jobs of a fleet that failed, after all others were done
+    ├── ShortMemoryError (RuntimeError)                  operands that do not fit into the free memory
     ├── ErrorFromChoice (RuntimeError)                   a choice that failed while it ran
     └── NoValidChoicesError (RuntimeError)               every choice for a problem was left out
 
@@ -104,6 +105,20 @@ class FleetError(ErrorWithData, RuntimeError):
         super().__init__(
             f"fleet: got {len(self.failures)} jobs that failed, expected none; all others are stored, and the same call tries "
             f"these again:\n{lines}"
+        )
+
+
+class ShortMemoryError(ErrorWithData, RuntimeError):
+    """Operands of a problem that do not fit into the free memory of a device."""
+
+    def __init__(self, problem: str, device: str, needed_bytes: int, free_bytes: int) -> None:
+        self.problem = problem
+        self.device = device
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+        super().__init__(
+            f"{problem}: got {free_bytes:,} bytes of free memory on {device}, expected at least {needed_bytes:,} for the operands; "
+            "take smaller sizes, free memory, raise the container's limit, or use another machine"
         )
 
 

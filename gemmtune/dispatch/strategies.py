@@ -22,7 +22,7 @@ import torch
 from ..backends.table import load
 from ..choice import Choice
 from ..device import DeviceInfo
-from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError
+from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError, ShortMemoryError
 from ..filters import why_not_skipping
 from ..problem import Problem
 from ..problem.rows import RowClass, row_classes
@@ -151,7 +151,7 @@ def predicted_table(request: Request) -> Plan | None:
         try:
             notify(f"verifying likely choices for {rows_class}: once, later calls and processes reuse its table")
             made = [x.stored(request.store) for x in defaults_for([rows_class], device, settings, Progress())]
-        except (NoValidChoicesError, NoWorkerError) as error:
+        except (NoValidChoicesError, NoWorkerError, ShortMemoryError) as error:
             warnings.warn(f"nothing is predicted for {rows_class}: {error}", stacklevel=5)
             return None
         if any(made):
@@ -193,7 +193,7 @@ def tuned_pick(request: Request) -> Plan | None:
     try:
         candidates = candidates if budget_s is None else candidates.within(budget_s)
         candidates, result = select(candidates, request.store, listener)
-    except NoWorkerError as missing:
+    except (NoWorkerError, ShortMemoryError) as missing:
         request.failed = missing
         return None
     if result.source == "measured":
@@ -214,7 +214,7 @@ def torch_runs(request: Request) -> Plan:
     assert request.failed is not None
     if not request.settings.fallback_to_aten:
         raise request.failed
-    cannot = f"{request.problem} cannot be tuned: " if isinstance(request.failed, NoWorkerError) else ""
+    cannot = f"{request.problem} cannot be tuned: " if isinstance(request.failed, NoWorkerError | ShortMemoryError) else ""
     warnings.warn(f"{cannot}{request.failed}\ntorch runs instead.", stacklevel=5)
     return fallback(request.problem, request.device, request.settings)
 

@@ -8,11 +8,12 @@ import torch
 
 from .. import settings as settings_module
 from ..device import DeviceInfo, detect
-from ..errors import GateError, GemmtuneError
+from ..errors import GateError, GemmtuneError, ShortMemoryError
 from ..problem import Problem
 from ..selector.progress import Progress
 from ..settings import Settings
 from ..store.key import difference, fingerprint
+from ..timing.memory import CHECKED, require_memory
 from ..tuning.tune import tune
 from .baselines import Baseline, Baselines
 from .options import PICK, GateOptions
@@ -104,7 +105,7 @@ class _Gate:
                 entry.missing = True
                 reason = f"no baseline in {self.baselines.path}; make it with --update-baseline"
                 entry.judgement = Judgement(decision=Decision.INCONCLUSIVE, bounds=None, reason=reason)
-        pending = [entry for entry in self.entries if not entry.missing]
+        pending = [entry for entry in self.entries if not entry.missing and self._fits(entry)]
         tuned = [entry.problem for entry in pending if not entry.problem.empty and 0 not in entry.problem.summed]
         if self.options.candidate == PICK and tuned and self.settings.tune != "never":
             # Tune all at once, so that kernels compile in the background while the first ones are measured.
@@ -131,6 +132,14 @@ class _Gate:
         self._collect(ready, matches)
         if self.options.update_baseline:
             self._update_baselines(ready)
+
+    def _fits(self, entry: ProblemGate) -> bool:
+        """Return True if the operands fit into memory; else note the reason."""
+        try:
+            require_memory(str(entry.problem), CHECKED * entry.problem.bytes, self.device)
+        except ShortMemoryError as error:
+            entry.series.failure = str(error).removeprefix(f"{entry.problem}: ")
+        return not entry.series.failure
 
     def _collect(self, entries: Sequence[ProblemGate], matches: Sequence[Match]) -> None:
         process = FreshProcess(device=self.device, settings=self.settings, sampling=Sampling.of(self.device.type))

@@ -17,6 +17,7 @@ from ..filters import why_not_named
 from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.store import Ranged, Store
+from ..timing.memory import require_memory_to_tune
 from ..workers.locks import tuning_lock
 from .candidates import Candidates, Retry
 from .crossover import complete, sampled_rows, spread
@@ -97,6 +98,8 @@ def _measured(work: Work, store: Store, recorded: Sequence[int], *, limits: bool
     invariant = work.settings.batch_invariant
     if invariant:
         work.agreed = stored_class(work.rows_class, work.device, work.settings, store, others=True) or work.agreed
+    largest = work.rows_class.at(work.rows_class.within(work.rows)[-1])
+    require_memory_to_tune([largest], work.device, work.settings)
     with contextlib.closing(work):
         _measure_samples(work, store, recorded, limits=limits, retry=retry)
         table = invariant_table(work, _table) if invariant else _table(work)

@@ -7,6 +7,7 @@ from typing import Literal
 from ..choice import Status
 from ..interrupts import finishing
 from ..store.store import Store
+from ..timing.memory import require_memory_to_tune
 from ..workers.locks import tuning_lock
 from .candidates import Candidates, Retry, opened, row_of
 from .log import append_log
@@ -31,6 +32,8 @@ def select(
 
     ``retry`` says what is measured again of a busy machine. If another process tunes the same problem, wait and take its answer,
     even one from a busy machine. An interrupted tuning keeps its measurements. ``limits`` are those of a longer tuning.
+
+    Raises ShortMemoryError if the operands do not fit into the free memory.
     """
     begun = time.perf_counter()
     candidates = candidates.stored(store, retry=retry)
@@ -46,6 +49,7 @@ def select(
         candidates = candidates.stored(store, retry="needed" if waited else retry)
         if candidates.complete:
             return candidates, _result(candidates, limits, begun, "store")
+        require_memory_to_tune([problem], candidates.device, settings)
         outcomes = dict(candidates.known)
         with finishing():
             try:

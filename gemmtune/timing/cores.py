@@ -98,7 +98,7 @@ def tree(root: int) -> dict[int, float]:
 
 def _cgroups() -> Iterator[tuple[float, tuple[int, int]]]:
     """Yield the quota in cores and the periods of each cgroup of this process that has a quota, the innermost first."""
-    for folder in _folders():
+    for folder in folders("cpu"):
         words = _words(folder / "cpu.max") or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
         if len(words) == 2 and all(word.isdecimal() and int(word) for word in words):  # "max" and -1 are no quota
             stat = _words(folder / "cpu.stat")
@@ -106,8 +106,8 @@ def _cgroups() -> Iterator[tuple[float, tuple[int, int]]]:
             yield int(words[0]) / int(words[1]), (int(facts.get("nr_periods", 0)), int(facts.get("nr_throttled", 0)))
 
 
-def _folders() -> Iterator[Path]:
-    """Yield the folders of the CPU controller for the cgroup of this process and those around it.
+def folders(controller: str) -> Iterator[Path]:
+    """Yield the folders of a controller, such as ``cpu``, for the cgroup of this process and those around it.
 
     In a container /proc may name the cgroup as the host sees it. Its folder is then the root of the mount.
     """
@@ -118,9 +118,9 @@ def _folders() -> Iterator[Path]:
     for line in lines:
         _number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        mounts = (CGROUPS / controllers, CGROUPS / "cpu") if controllers else (CGROUPS, CGROUPS / "unified")
+        mounts = (CGROUPS / controllers, CGROUPS / controller) if controllers else (CGROUPS, CGROUPS / "unified")
         mount = next((folder for folder in mounts if folder.is_dir()), None)
         if mount is None:
             continue

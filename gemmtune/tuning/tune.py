@@ -34,6 +34,7 @@ from ..selector.table import TuningResult
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
+from ..timing.memory import require_memory_to_tune
 from .brought import with_surviving
 from .named import Operand, Operation, stated_problem
 
@@ -102,13 +103,13 @@ def tune(
         budget_s: seconds for all problems, without ``m``. ``ProblemResult.partial`` says what another tuning adds.
 
     Returns one result for each problem, in order, which prints as a table, or with ``m`` as bars of segments. Raises
-    UnavailableError for a missing device, InvalidProblemError for what cannot be tuned, FleetError for jobs that failed.
+    UnavailableError for a missing device, InvalidProblemError for what cannot be tuned, ShortMemoryError for operands that do not
+    fit into memory, FleetError for jobs that failed.
     """
     together = devices is not None or ray is not None
-    _check_fleet(together, device, budget_s)
+    _check_arguments(together, device, m is not None, batch_invariant, budget_s)
     problems, place = _asked(what, operands, arguments)
     info = None if together else _device_for(problems, device or place)
-    _check_range(m is not None, batch_invariant, budget_s)
     chosen = with_surviving(settings or settings_module.current())
     chosen = dataclasses.replace(chosen, batch_invariant=batch_invariant or chosen.batch_invariant)
     if chosen.disable:
@@ -119,11 +120,6 @@ def tune(
         if info is None:
             return _tuned_together(problems, rows, devices, ray, chosen, listener, retry)
         return _tuned_problems(problems, rows, info, chosen, listener, retry, budget_s)
-
-
-def _check_fleet(together: bool, device: str | None, budget_s: float | None) -> None:
-    if together and (device is not None or budget_s is not None):
-        raise InvalidProblemError("tune: got device or budget_s beside devices or ray, expected none: a fleet deals whole jobs")
 
 
 @contextlib.contextmanager
@@ -137,8 +133,10 @@ def _listening(progress: bool | Progress) -> Iterator[Progress]:
         forget_plans()
 
 
-def _check_range(has_range: bool, batch_invariant: bool, budget_s: float | None) -> None:
-    """Raise InvalidProblemError for arguments that need a range of M, or that fit none."""
+def _check_arguments(together: bool, device: str | None, has_range: bool, batch_invariant: bool, budget_s: float | None) -> None:
+    """Raise InvalidProblemError for arguments that a fleet does not take, that need a range of M, or that fit none."""
+    if together and (device is not None or budget_s is not None):
+        raise InvalidProblemError("tune: got device or budget_s beside devices or ray, expected none: a fleet deals whole jobs")
     if batch_invariant and not has_range:
         raise InvalidProblemError("tune: got batch_invariant without m, expected the numbers of rows too, such as m=range(1, 8193)")
     if budget_s is not None and (has_range or not budget_s > 0):
@@ -161,8 +159,7 @@ def _tuned_problems(
     retry: Retry,
     budget_s: float | None = None,
 ) -> TuningResult | RangesResult:
-    ends = None if budget_s is None else time.monotonic() + budget_s
-    store = open_store(settings)
+    ends, store = None if budget_s is None else time.monotonic() + budget_s, open_store(settings)
     if rows is None:
         candidates = []
         for place, p in enumerate(problems):
@@ -283,6 +280,7 @@ def tuned(
     if not candidates:
         return
     device, settings = candidates[0].device, candidates[0].settings
+    require_memory_to_tune((c.problem for c in missing), device, settings)
     if missing and settings.tune_in_subprocess:
         prepare_measuring(device, settings)
     machine = MachineLimits(device, settings, store)

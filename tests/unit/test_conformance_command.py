@@ -101,7 +101,10 @@ class TestVerdicts:
             (("right", "--level", "huge"), "Invalid value for '--level': 'huge' is not one of"),
             (("right", "--device", "cpu", "--sanitize"), "error: --sanitize: got device cpu, expected a CUDA device"),
             (("right", "-k", "no such case"), "NOT TESTED"),
-            (("right", "--op", "bmm"), "error: --op: got bmm, expected what the GEMM declares: mm; declare more with --trait ops=…"),
+            (
+                ("right", "--op", "bmm"),
+                "error: --op: got bmm, expected what the GEMM declares: mm; declare more with --trait ops=…",
+            ),
             (
                 ("right", "--dtype", "bf16", "--trait", "dtypes=float16"),
                 "error: --dtype: got bfloat16, expected what the GEMM declares: float16; declare more with --trait dtypes=…",

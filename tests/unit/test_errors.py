@@ -22,6 +22,7 @@ from gemmtune.errors import (
     InvalidProblemError,
     NoValidChoicesError,
     SettingsError,
+    ShortMemoryError,
     StoreError,
     SubjectError,
     TraitsError,
@@ -42,6 +43,7 @@ EXAMPLES = [
     ConformanceError("level"),
     SubjectError("mypkg:f"),
     TraitsError("outt"),
+    ShortMemoryError("mm 4x5x6", "cpu", 2**40, 2**30),
     FleetError([("mm 4x5x6", "ended its process again")]),
 ]
 

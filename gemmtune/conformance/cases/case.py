@@ -195,6 +195,13 @@ class Case:
         }  # fmt: skip
 
     @property
+    def least_bytes(self) -> int:
+        """Bytes that a, b and the result have at least. Strided and narrow operands may be smaller than they look: they count 0."""
+        a = self.m * self.k if self.a == PLAIN and not self.tokens else 0
+        b = self.k * self.n if self.b == PLAIN and not (self.row.sparse or self.row.widens_b) else 0
+        return self.batch * (self.m * self.n + (a + b) * DTYPES[self.dtype].itemsize)
+
+    @property
     def packed(self) -> bool:
         """True if b packs two numbers into each byte, so that K must be even."""
         return self.row.widens_b and bool(WEIGHTS[self.weights or "int8"][1])

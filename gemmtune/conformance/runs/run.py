@@ -14,6 +14,7 @@ import torch
 from ... import settings
 from ...device import detect
 from ...errors import ConformanceError, SubjectError
+from ...timing.memory import require_memory
 from ..bench.outcome import CaseStatus, Record
 from ..cases.case import Case
 from ..cases.sampling import sample_order
@@ -119,6 +120,8 @@ class Run:
         self.skips = CaseList.read(options.skips_file)
         self.xfails = CaseList.read(options.xfails_file)
         self._repeated = cases_to_repeat(options.repro)
+        for case in self._repeated:
+            require_memory(f"repro: {case.id}", case.least_bytes, detect(ground.device_type))
         if not options.repro:
             _check_selected(self.scope)
         self._begun_s: float | None = None
