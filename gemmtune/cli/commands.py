@@ -34,7 +34,7 @@ SETTINGS = tuple(field.name for field in dataclasses.fields(Settings))
     "--batch-invariant", is_flag=True, help="Pick choices that sum K in one order, so that rows have equal bits in every batch."
 )
 @click.option("--force", is_flag=True, help="Measure choices again that are in the store.")
-@click.option("--again", is_flag=True, help="Measure again what was measured on a busy machine; without SHAPE, all of it.")
+@click.option("--again", is_flag=True, help="Measure again what was measured on a busy machine; without SHAPE, all, tables too.")
 @click.option("--wait-quiet", is_flag=True, help="Wait up to two minutes for a quiet machine before measuring.")
 @click.option("--accept-busy", is_flag=True, help="Measure once on a busy machine, too. Results are marked all the same.")
 @click.option(
@@ -89,7 +89,7 @@ def _models() -> Collection[str]:
 @options.filter_options
 @options.timing_option
 @click.option("--force", is_flag=True, help="Measure choices again that are in the store.")
-@click.option("--again", is_flag=True, help="Measure again what was measured on a busy machine.")
+@click.option("--again", is_flag=True, help="Measure again what was measured on a busy machine; without SHAPE, all, tables too.")
 def fleet() -> None:
     """Tune many shapes or whole models on many GPUs at once.
 

@@ -27,6 +27,7 @@ from ..settings import Settings
 from ..store.store import open_store
 from ..tuning.tune import retry_of, run_job
 from .asked import refuse_if_disabled, settings_changes
+from .busy import busy_work, devices_here
 from .files import STDOUT
 from .output import write_json
 from .printing import answer, show, watched
@@ -63,6 +64,8 @@ def fleet(
     if models is not None:
         rows = parse_rows(m_range or f"1..{USUAL_ROWS}")
         jobs += Job.tables(problems_of(list(models_of(_words(models)).values()), _dtypes(dtypes), kind), rows)
+    elif again and not jobs and m_range is None:
+        jobs += jobs_of(*busy_work(devices_here(devices, ray), changes, options))
     elif not jobs:
         raise click.UsageError("got nothing to tune, expected shapes such as 16x4096x4096, --shapes, --recorded or --models")
     if (recorded is not None or models is not None) and changes.get("timing") is None:

@@ -13,21 +13,19 @@ from ..errors import NoValidChoicesError
 from ..integration.measured import in_models
 from ..problem import Problem
 from ..selector.range_result import RangeResult
-from ..selector.result import DISTURBED, Outcome, ProblemResult, remedy_for
+from ..selector.result import Outcome, ProblemResult, remedy_for
 from ..selector.table import TuningResult, renderables, summary_line
 from ..settings import Settings
-from ..store.key import fingerprint_text
-from ..store.row import stored_problem
 from ..tuning.tune import retry_of, run_job
 from ..tuning.tune import tune as run_tuning
-from .asked import device_of, refuse_if_disabled, refuse_problem_options, settings_changes
+from .asked import device_of, refuse_if_disabled, settings_changes
+from .busy import busy_work, devices_here
 from .files import STDOUT
 from .fleet import device_type, jobs_of, run_watched, timing_in_models
 from .output import is_quiet, note, write_json
 from .printing import Results, show, watched
 from .shapes import problems_and_ranges
 from .spec import Spec
-from .stores import opened
 
 
 def tune(
@@ -58,10 +56,10 @@ def tune(
     changes = settings_changes(options) | {"tune": "force" if force or settings.current().tune == "force" else "on_miss"}
     changes |= _busy_change(wait_quiet, accept_busy)
     kind = device_type(devices, ray) if info is None else info.torch_device.type
-    if again and info is not None and not (shapes or shapes_file or recorded or m_range):
-        refuse_problem_options(options)
-        problems = _busy_problems(info, changes)
-        ranges: list[tuple[Problem, range]] = []
+    if again and not (shapes or shapes_file or recorded or m_range):
+        more = {"batch_invariant": True} if batch_invariant else {}
+        problems, ranges = busy_work(devices_here(devices, ray) if info is None else [info], changes | more, options)
+        batch_invariant &= bool(ranges)
     else:
         problems, ranges = problems_and_ranges(Spec(device_type=kind, **options), shapes, shapes_file, recorded, m_range)
     _check_ranges(batch_invariant, budget_s, ranges)
@@ -129,16 +127,6 @@ def _together(
     if rows is not None:
         show(renderables(singles, max_rows=rows or None))
     return singles, [x for x in found if isinstance(x, RangeResult)]
-
-
-def _busy_problems(info: DeviceInfo, changes: dict[str, Any]) -> list[Problem]:
-    """Return the stored problems that were measured on this device while it was busy."""
-    with settings.patch(**changes) as chosen:
-        machine = fingerprint_text(info, chosen.timing)
-        keys = {row.key for row in opened().every_row() if row.fingerprint == machine and row.info.get(DISTURBED)}
-    if not keys:
-        note("nothing of the store was measured on this machine while it was busy")
-    return [problem for key in sorted(keys) if (problem := stored_problem(key)) is not None]
 
 
 def _busy_change(wait_quiet: bool, accept_busy: bool) -> dict[str, Any]:

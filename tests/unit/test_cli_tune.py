@@ -13,9 +13,10 @@ from gemmtune import Problem, cli, settings
 from gemmtune.choice import Refusal, Status
 from gemmtune.device import detect
 from gemmtune.selector.progress import Lines, Progress
+from gemmtune.selector.segments import INVARIANT, TABLE, Segment, Table
 from gemmtune.selector.table import TuningResult
 from gemmtune.store.key import fingerprint_text
-from gemmtune.store.store import Row, Store
+from gemmtune.store.store import Ranged, Row, Store
 
 
 @pytest.fixture
@@ -27,7 +28,12 @@ def tuner(monkeypatch):
 
         result = TuningResult((problem_result(FAST, TORCH),))
 
-        def __call__(self, problems, *, settings, progress, device, again, budget_s):
+        tables = ()
+
+        def __call__(self, problems, *, settings, progress, device, again, budget_s=None, m=None):
+            if m is not None:
+                self.tables += ((problems, m, settings.batch_invariant),)
+                return ()
             self.problems, self.settings, self.progress, self.device, self.again = problems, settings, progress, device, again
             self.budget_s = budget_s
             for result in self.result:
@@ -76,8 +82,21 @@ def test_again_without_shapes_takes_what_a_busy_machine_has_stored(capsys, tuner
     )  # fmt: skip
     assert cli.run(["tune", "--again", "--device", "cpu"]) == 0
     assert (tuner.problems, tuner.again) == (problems[:1], True)
+    assert tuner.tables == ()
     assert cli.run(["tune", "--again", "--device", "cpu", "--timing", "eager"]) == 0
     assert tuner.problems == problems[1:2]
+    # Tables of the requested kind too, on one device and on several.
+    segment = Segment(lo=2, hi=9, name="aten:mm", backend="aten", content_hash="x", sampled_m=4)
+    for kind, problem in ((TABLE, problems[0]), (INVARIANT, problems[1])):
+        table = Table(segments=(segment,), disturbed="other work", reduction="serial" * (kind == INVARIANT))
+        Store.open(own_store).put_ranged(Ranged(key=problem.key, fingerprint=here, kind=kind, value=table.to_json()))
+    assert cli.run(["tune", "--again", "--device", "cpu"]) == 0
+    assert "1 batch-invariant table of a busy machine left: add --batch-invariant" in capsys.readouterr().err
+    assert cli.run(["tune", "--again", "--device", "cpu", "--batch-invariant"]) == 0
+    assert tuner.tables == ((problems[0], range(2, 10), False), (problems[1], range(2, 10), True))
+    assert cli.run(["fleet", "--again", "--devices", "cpu", "--dry-run"]) == 0
+    assert "2 jobs, " in capsys.readouterr().out
+    assert cli.run(["fleet", "--again", "--ray", "auto"]) == 2
     assert cli.run(["tune", "--again", "--device", "cpu", "--dtype", "float16"]) == 2
     assert "--dtype: got no shapes for this option" in capsys.readouterr().err
 
