@@ -128,9 +128,9 @@ def _finer(block: Block, coarse: tuple[int, int], size: tuple[int, int]) -> bool
 
 
 def has_plain_bias(problem: Problem) -> bool:
-    """Return True if the epilogue is ``acc + x`` with a contiguous row x of N elements of out's dtype, which cuBLASLt adds."""
+    """Return True if the epilogue is ``acc + x`` with a contiguous row x of N elements of out's dtype, which libraries add."""
     epilogue, out = problem.epilogue, problem.out
-    if problem.device_type != "cuda" or epilogue is None or len(epilogue.operands) != 1:
+    if epilogue is None or len(epilogue.operands) != 1:
         return False
     ops = [node.op for node in epilogue.nodes]
     x = epilogue.operands[0]

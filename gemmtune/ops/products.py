@@ -224,7 +224,8 @@ def scaled_mm(
         b: [K, N] of any of them, any strides; or a ``prepack``-ed operand; or a ``QuantizedWeight`` with its scale.
         scale_a: float32: one element; [M, 1]; [M, ⌈K/128⌉] for blocks of 1×128; or [⌈M/128⌉, ⌈K/128⌉] for blocks of 128×128.
         scale_b: float32: one element; [1, N]; [⌈K/128⌉, N]; or [⌈K/128⌉, ⌈N/128⌉].
-        bias: broadcasts to [M, N]: added in float32, before rounding.
+        bias: broadcasts to [M, N]: added in float32, before rounding. On a GPU, torch's product rounds before it adds a bias
+            that is no row of ``out_dtype``.
         out_dtype: float32, float16 or bfloat16; a cast at the end of ``epilogue`` takes its place.
         fast_accum: 8-bit tensor cores may keep their narrow sum to the end (torch's ``use_fast_accum``).
         out, epilogue, epilogue_args: as for ``mm``.

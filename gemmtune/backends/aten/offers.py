@@ -17,7 +17,7 @@ from ...problem import Problem
 from ...problem.compositions import scaled_product
 from ...problem.dtypes import accumulator_dtype, dtype_name
 from ..around import BY_INDEX, DensifiedChoice, RoutedChoice
-from ..scaling import has_plain_bias, mode_of
+from ..scaling import mode_of
 from . import blocks, dense, grouped, int8, scaled
 from .dense import gemm_dtype
 
@@ -152,9 +152,10 @@ def _scaled_mm(problem: Problem, device: DeviceInfo) -> Offers:
     composed = _choice(problem, COMPOSED_SCALED, sums, baseline=reason is not None)
     if reason is not None:
         return Offers(choices=(composed,), refusals=(Refusal(name=f"{NAME}:_scaled_mm", reason=reason),))
-    fused = has_plain_bias(problem)
+    fused, product = scaled.fuses_bias(problem), scaled.product_dtype(problem)
     form = {"scales": mode_of(problem)} | ({"bias": "fused"} if fused else {})
-    before = torch.float32 if problem.epilogue is None or fused else problem.out.dtype
+    form |= {"product": dtype_name(product)} if product != problem.out.dtype else {}
+    before = torch.float32 if problem.epilogue is None or fused else product
     claims = Claims(accumulate=torch.float32, epilogue_input=before, splits=_splits(problem.k, device))
     native = _choice(problem, "_scaled_mm", claims, baseline=True, eager=not fused, **form)
     return Offers(choices=(native, composed) if device.type == "cpu" else (native,))

@@ -77,10 +77,35 @@ def rows_on_this_cpu() -> bool:
     return True
 
 
+@functools.cache
+def bias_on_this_cpu() -> bool:
+    """Return True if ``_scaled_mm`` on this CPU adds a bias of the result's dtype before it rounds, found by trying."""
+    try:
+        with _disable_current_modes():
+            # 2 + 2^-7 rounds to 2 in bfloat16. With the bias it is 1 + 2^-7, which bfloat16 holds.
+            x, bias = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.full((16,), -1.0, dtype=torch.bfloat16)
+            scales = torch.tensor(2 + 2**-7), torch.tensor(1 / 16)
+            result = torch._scaled_mm(x, x.t(), *scales, bias=bias, out_dtype=torch.bfloat16)
+    except RuntimeError:
+        return False
+    return bool((result == 1 + 2**-7).all())
+
+
+def fuses_bias(problem: Problem) -> bool:
+    """Return True if the epilogue is only a bias that ``_scaled_mm`` adds."""
+    return has_plain_bias(problem) and (problem.device_type == "cuda" or bias_on_this_cpu())
+
+
+def product_dtype(problem: Problem) -> torch.dtype:
+    """Return the dtype of what ``_scaled_mm`` returns. On a CPU, an epilogue that follows it reads float32."""
+    follows = problem.epilogue is not None and not fuses_bias(problem)
+    return torch.float32 if follows and problem.device_type == "cpu" else problem.out.dtype
+
+
 def kernel_of(problem: Problem) -> Kernel:
     """Return the kernel of ``_scaled_mm``, with a bias if the epilogue is only that, else followed by the epilogue."""
     product = _native_product(problem)
-    fused = has_plain_bias(problem)
+    fused = fuses_bias(problem)
     m, n = problem.m, problem.n
     rows, cols, _ = _padding(problem)
     direct = not rows and not cols and problem.out == Layout.contiguous(problem.out.size, problem.out.dtype)
@@ -109,7 +134,7 @@ def _native_product(problem: Problem) -> ScaledCall:
     copy_a = bool(rows or along_k) or (on_gpu and not _rows_aligned(problem.a))
     copy_b = bool(cols or along_k) or (on_gpu and not _rows_aligned(problem.b.transposed))
     place = scale_placer(problem, rows, cols)
-    plain = functools.partial(torch._scaled_mm, out_dtype=problem.out.dtype, use_fast_accum=problem.fast_accum)
+    plain = functools.partial(torch._scaled_mm, out_dtype=product_dtype(problem), use_fast_accum=problem.fast_accum)
     call: Callable[..., Tensor] = _blocks_call(problem, mode) if mode.blocks else plain
 
     def product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
