@@ -32,6 +32,16 @@ def check_call(call: Call) -> None:
             "or use torch.no_grad()"
         )
     check_tensors(call)
+    if call.out is not None and is_frozen(call.out):
+        raise InvalidProblemError(
+            f"{call.name}: out: got an inference tensor outside of torch.inference_mode(), expected one that torch can write; "
+            "clone() it, or call in inference mode"
+        )
+
+
+def is_frozen(x: torch.Tensor) -> bool:
+    """Return True for an inference tensor outside of inference mode, which nothing may write."""
+    return x.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def no_gradient(name: str, argument: str) -> InvalidProblemError:

@@ -104,7 +104,9 @@ class _Following(torch.autograd.Function):
         ctx: Any, entry: Differentiable, packed: PackedOperand | None, scalars: Scalars, *tensors: torch.Tensor
     ) -> torch.Tensor:
         ctx.entry, ctx.scalars, ctx.settings = entry, scalars, settings.patched.get()
-        ctx.save_for_backward(*(tensors[i] for i in entry.kept(ctx.needs_input_grad[_FIRST_TENSOR:])))
+        # Autograd refuses to save inference tensors. An operand of the epilogue may be one, so its copy is saved.
+        kept = ((i, tensors[i]) for i in entry.kept(ctx.needs_input_grad[_FIRST_TENSOR:]))
+        ctx.save_for_backward(*(x.clone() if i >= len(entry.roles) and x.is_inference() else x for i, x in kept))
         if packed is not None:
             tensors = (tensors[0], packed.for_choice(entry.plan.choice), *tensors[2:])
         return entry.plan.new(tensors, scalars)

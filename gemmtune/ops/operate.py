@@ -14,7 +14,7 @@ from torch.autograd import profiler
 
 from ..dispatch.arguments import Call, autocast_done, call_of
 from ..dispatch.call import attempted, by_torch, run
-from ..dispatch.checks import check_call, road_of
+from ..dispatch.checks import check_call, is_frozen, road_of
 from ..dispatch.keys import NOTHING, key_of, with_values
 from ..dispatch.plan import Ready
 from ..dispatch.prepack import PackedOperand
@@ -164,6 +164,8 @@ def _key_of_more(
         return None
     if out is None:
         return key_of(name, given, asked)
+    if isinstance(out, Tensor) and is_frozen(out):
+        return None
     return key_of(name, (*given, out), (asked, "out"))
 
 
