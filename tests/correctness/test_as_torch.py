@@ -253,16 +253,15 @@ def test_inference_tensors_as_out_and_in_an_epilogue() -> None:
     a, b = torch.randn(4, 8), torch.randn(8, 4)
     with torch.inference_mode():
         frozen = torch.ones(4, 4)
-    with settings.patch(tune="on_miss", backends=("cpp",), max_profiling_configs=1):
-        for out in (frozen, torch.empty(4, 4), frozen):
-            if out is not frozen:
-                gemmtune.mm(a, b, out=out)
-                continue
-            with pytest.raises(InvalidProblemError, match="out: got an inference tensor outside of"):
-                gemmtune.mm(a, b, out=out)
-        with torch.inference_mode():
-            assert gemmtune.mm(a, b, out=frozen) is frozen
-        a.requires_grad_()
-        for function in (torch.add, torch.mul):
-            ours = torch.autograd.grad(gemmtune.mm(a, b, epilogue=function, epilogue_args=(frozen,)).sum(), a)[0]
-            torch.testing.assert_close(ours, torch.autograd.grad(function(a @ b, frozen.clone()).sum(), a)[0])
+    for out in (frozen, torch.empty(4, 4), frozen):
+        if out is not frozen:
+            gemmtune.mm(a, b, out=out)
+            continue
+        with pytest.raises(InvalidProblemError, match="out: got an inference tensor outside of"):
+            gemmtune.mm(a, b, out=out)
+    with torch.inference_mode():
+        assert gemmtune.mm(a, b, out=frozen) is frozen
+    a.requires_grad_()
+    for function in (torch.add, torch.mul):
+        ours = torch.autograd.grad(gemmtune.mm(a, b, epilogue=function, epilogue_args=(frozen,)).sum(), a)[0]
+        torch.testing.assert_close(ours, torch.autograd.grad(function(a @ b, frozen.clone()).sum(), a)[0])
