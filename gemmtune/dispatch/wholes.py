@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..threads import in_a_thread
 from .freshness import Stamp, is_uncounted
-from .threads import in_a_thread
 
 Tensor = torch.Tensor
 _CAPACITY = 4096
@@ -42,7 +42,7 @@ def whole(pieces: Sequence[Tensor]) -> Tensor | None:
         if x.data_ptr() != address + columns * step or x.stride()[-1] != stride[-1] or (x.shape[0] > 1 and x.stride() != stride):
             return None
         columns += x.shape[-1]
-    key = (address, first.dtype, first.shape, stride, columns)
+    key = (address, first.get_device(), first.dtype, first.shape, stride, columns)
     found = _wholes.get(key)
     if found is None:
         if len(_wholes) >= _CAPACITY:

@@ -21,11 +21,11 @@ from ...dispatch.plan import Plan
 from ...dispatch.ranges import range_plan_for
 from ...dispatch.ready import generation, plan_for
 from ...dispatch.strategies import fallback
-from ...dispatch.threads import in_a_thread
 from ...operators.schema import NAMESPACE
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
 from ...settings import given
+from ...threads import in_a_thread
 from ...toolchain.launcher import ORDERED_STREAMS
 from ..measured import in_models
 from ..swap import swaps
