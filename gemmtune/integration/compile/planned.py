@@ -26,7 +26,6 @@ from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
 from ...settings import given
 from ...threads import in_a_thread
-from ...toolchain.launcher import ORDERED_STREAMS
 from ..measured import in_models
 from ..swap import swaps
 
@@ -101,7 +100,6 @@ def _graph_stream(index: int) -> torch.cuda.Stream:
     manager = get_manager(index)
     assert manager is not None
     stream: torch.cuda.Stream = manager.stream
-    ORDERED_STREAMS.add(stream.cuda_stream)
     return stream
 
 
