@@ -24,7 +24,7 @@ from gate_simulation import PROCESSES, Noise, decisions, rates
 
 from gemmtune import Problem, settings
 from gemmtune.device import detect
-from gemmtune.perf_gate.sampling import FreshProcess, Match, Sampling
+from gemmtune.perf_gate.sampling import FreshProcess, Match, ProcessSample, Sampling
 from gemmtune.perf_gate.statistics import Decision, Rule, judge
 from gemmtune.perf_gate.subjects import TORCH, subject_for
 
@@ -117,11 +117,12 @@ def cpu(processes: int, out: str) -> None:
     _write(out, "cpu", {"environment": describe_environment(device), "processes": processes, "rows": rows})
 
 
-def _measured(process: FreshProcess, matches: list[Match], turn: int) -> list[Any]:
-    samples = process(matches, turn)
-    for sample in samples:
+def _measured(process: FreshProcess, matches: list[Match], turn: int) -> list[ProcessSample]:
+    samples = list[ProcessSample]()
+    for sample in process(matches, turn):
         if isinstance(sample, str):
             raise click.ClickException(sample)
+        samples.append(sample)
     return samples
 
 

@@ -1,5 +1,6 @@
 """Facts about a device, detected or from a preset such as ``sm80``, so that pure code runs without the device."""
 
+import contextlib
 import functools
 import os
 import platform
@@ -52,6 +53,11 @@ class DeviceInfo:
     def torch_device(self) -> torch.device:
         """torch device of tensors on this device."""
         return torch.device("cpu") if self.type == "cpu" else torch.device("cuda", self.index)
+
+    @property
+    def gpu(self) -> int:
+        """Index of the GPU, -1 for a CPU."""
+        return -1 if self.type == "cpu" else self.index
 
     def why_no_smem(self, needed: int) -> str | None:
         """Return why a block cannot have ``needed`` bytes of shared memory, or None."""
@@ -126,6 +132,11 @@ def preset(arch: str) -> DeviceInfo:
         return PRESETS[arch.lower().replace("_", "")]
     except KeyError:
         raise UnavailableError(f"arch: got {arch!r}, expected one of {', '.join(PRESETS)}") from None
+
+
+def made_current(gpu: int) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which a GPU is the current device, on which kernels are loaded and launched. -1 is the CPU."""
+    return torch.cuda.device(gpu) if gpu >= 0 and gpu != torch.cuda.current_device() else contextlib.nullcontext()
 
 
 def detect(device: torch.device | str | None = None) -> DeviceInfo:

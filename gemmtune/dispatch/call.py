@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ..device import made_current
 from ..errors import GemmtuneError, InvalidProblemError, NoValidChoicesError
 from ..problem import Problem
 from ..settings import given
 from .arguments import Call
 from .checks import check_tensors, why_not_ours
 from .plan import Plan, new_output
-from .ready import current_device, plan_for
+from .ready import plan_for
 from .statement import stated
 
 
@@ -98,7 +99,7 @@ def run(call: Call, problem: Problem) -> tuple[torch.Tensor, Plan | None]:
         return new_output(problem.out, call.a) if call.out is None else call.out, None
     if torch_alone_has(call, problem):
         return by_torch(call), None
-    with current_device(call.a):
+    with made_current(call.a.get_device()):
         plan = plan_for(problem, call.a.get_device())
         tensors = call.tensors_for(plan.choice)
         if call.out is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..choice import Choice, Kernel
-from ..device import DeviceInfo
+from ..device import DeviceInfo, made_current
 from ..errors import GemmtuneError, UnavailableError
 from ..problem import Problem
 from ..problem.rows import RowClass
@@ -46,13 +46,14 @@ class Member:
         if isinstance(at, str):
             return at
         try:
-            return at, at.bind(self._loaded_for(at))
+            with made_current(self._device.gpu):
+                return at, at.bind(self._loaded_for(at))
         except (GemmtuneError, RuntimeError, OSError) as error:
             return f"{at.name} cannot be loaded ({type(error).__name__}: {error})"
 
     def load(self, rows: Sequence[int]) -> None:
         """Load the kernels of these M now, since a captured CUDA graph cannot. A failure is reported when the kernel is needed."""
-        with contextlib.suppress(GemmtuneError, RuntimeError, OSError):
+        with contextlib.suppress(GemmtuneError, RuntimeError, OSError), made_current(self._device.gpu):
             for m in rows:
                 at = self._at(self._class.at(m))
                 if isinstance(at, Choice):

@@ -173,7 +173,7 @@ def forget_range_plans() -> None:
 def range_plan_for(problem: Problem, device: DeviceInfo, settings: Settings) -> RangePlan | None:
     """Return the plan of a class that contains the problem, or None."""
     for rows_class in row_classes(problem):
-        key = (rows_class, device.index if device.type != "cpu" else -1, settings.token)
+        key = (rows_class, device.gpu, settings.token)
         if key not in _plans:
             _plans[key] = _made(rows_class, device, settings, open_store(settings))
         plan = _plans[key]

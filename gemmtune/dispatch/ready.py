@@ -1,6 +1,5 @@
 """The plans that this process has made: a call looks here first, and has one made where there is none."""
 
-import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
@@ -83,13 +82,6 @@ def plan_for(problem: Problem, index: int) -> Plan:
         if plan.lasting:
             _put(_plans, key, plan)
     return plan
-
-
-def current_device(like: torch.Tensor) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which the device of ``like`` is the current one."""
-    index = like.get_device()
-    elsewhere = index >= 0 and index != torch.cuda.current_device()
-    return torch.cuda.device(index) if elsewhere else contextlib.nullcontext()
 
 
 def _put(table: dict[K, V], key: K, value: V) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from ..backends.table import load
 from ..choice import Choice
-from ..device import DeviceInfo
+from ..device import DeviceInfo, made_current
 from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError, ShortMemoryError
 from ..filters import why_not_skipping
 from ..problem import Problem
@@ -242,7 +242,8 @@ def fallback(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
 def bound(problem: Problem, choice: Choice, origin: Origin, device: DeviceInfo, settings: Settings) -> Plan:
     """Load the choice in this process; where that fails, warn and return torch's own operation."""
     try:
-        return Plan(problem=problem, choice=choice, kernel=choice.build(), origin=origin)
+        with made_current(device.gpu):
+            return Plan(problem=problem, choice=choice, kernel=choice.build(), origin=origin)
     except (GemmtuneError, RuntimeError, OSError) as error:
         if not settings.fallback_to_aten:
             raise ErrorFromChoice(choice.name, str(problem), f"{type(error).__name__}: {error}") from error

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..threads import in_a_thread
+from ..toolchain.kept import is_ordered
 from .freshness import Stamp, is_uncounted
-from .threads import in_a_thread
 
 Tensor = torch.Tensor
 _CAPACITY = 4096
@@ -19,11 +20,15 @@ _wholes: dict[Hashable, Tensor] = {}
 
 @dataclass(slots=True, eq=False)
 class _Gathered:
-    """A kept copy of all columns of some pieces. ``captured`` means that CUDA graphs may read its memory."""
+    """A kept copy of all columns of some pieces.
+
+    ``captured`` means that CUDA graphs may read its memory, and ``stays`` that some of them are not Inductor's.
+    """
 
     stamp: Stamp
     columns: Tensor
     captured: bool = False
+    stays: bool = False
 
 
 _Key = tuple[tuple[int, torch.Size, torch.dtype, int], ...]
@@ -42,7 +47,7 @@ def whole(pieces: Sequence[Tensor]) -> Tensor | None:
         if x.data_ptr() != address + columns * step or x.stride()[-1] != stride[-1] or (x.shape[0] > 1 and x.stride() != stride):
             return None
         columns += x.shape[-1]
-    key = (address, first.dtype, first.shape, stride, columns)
+    key = (address, first.get_device(), first.dtype, first.shape, stride, columns)
     found = _wholes.get(key)
     if found is None:
         if len(_wholes) >= _CAPACITY:
@@ -68,7 +73,9 @@ def gathered(pieces: Sequence[Tensor]) -> Tensor:
     key = tuple((x.data_ptr(), x.shape, x.dtype, x.get_device()) for x in pieces)
     found, capturing = _gathered.get(key), pieces[0].is_cuda and torch.cuda.is_current_stream_capturing()
     if found is not None and found.stamp.holds(pieces):
-        found.captured |= capturing
+        if capturing:
+            stream = torch.cuda.current_stream(pieces[0].device)
+            found.captured, found.stays = True, found.stays or not is_ordered(stream.cuda_stream, pieces[0].get_device())
         return found.columns
     if capturing or any(x.requires_grad or is_uncounted(x) for x in pieces):
         return torch.cat(tuple(pieces), -1)
@@ -98,8 +105,11 @@ def _kept(key: _Key, found: _Gathered | None, pieces: Sequence[Tensor]) -> _Gath
 
 def _drop(key: _Key, copy: _Gathered) -> None:
     """Drop the copy of pieces that are gone, unless a CUDA graph may read it once other pieces have their addresses."""
-    if copy.captured or _gathered.get(key) is not copy:
-        return
+    if not copy.captured and _gathered.get(key) is copy:
+        _remove(key, copy)
+
+
+def _remove(key: _Key, copy: _Gathered) -> None:
     del _gathered[key]
     for address, *_ in key:
         left = [place for place in _containing.pop(address, ()) if place[0] is not copy]
@@ -108,9 +118,10 @@ def _drop(key: _Key, copy: _Gathered) -> None:
 
 
 def forget_gathered() -> None:
-    """Drop all copies. There must be no CUDA graph that reads one."""
-    _gathered.clear()
-    _containing.clear()
+    """Drop all copies but those that graphs of the program's own read. Inductor's graphs must be gone."""
+    for key, copy in list(_gathered.items()):
+        if not copy.stays:
+            _remove(key, copy)
 
 
 def rewritten(piece: Tensor) -> None:

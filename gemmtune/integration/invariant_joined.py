@@ -19,6 +19,7 @@ from ..numerics.some_rows import first_other_row
 from ..problem import Problem
 from ..problem.dtypes import FLOAT8
 from ..problem.layout import ALIGNED_BYTES
+from ..problem.precision import flags_token
 from ..quantized.weight import QuantizedWeight
 from .adjacent import are_consecutive
 from .eager import scalars_of
@@ -136,7 +137,7 @@ def can_join(x: Tensor, columns: Columns) -> bool:
     All tables must have one reduction class. The bits of random rows, as many as x has, are compared once for each number of rows.
     """
     m = x.shape[:-1].numel()
-    key = (generation.number, settings.token(), m, x.dtype, x.device, columns.key())
+    key = (generation.number, settings.token(), flags_token(x.dtype), m, x.dtype, x.device, columns.key())
     found = _equal.get(key)
     if found is None:
         if x.is_cuda and torch.cuda.is_current_stream_capturing():

@@ -11,12 +11,13 @@ import torch
 
 from .. import settings
 from ..choice import Scalars
+from ..device import made_current
 from ..dispatch.arguments import Call
 from ..dispatch.call import by_torch, torch_alone_has
 from ..dispatch.keys import NOTHING
 from ..dispatch.plan import Plan
 from ..dispatch.prepack import PackedOperand
-from ..dispatch.ready import current_device, plan_for
+from ..dispatch.ready import plan_for
 from ..problem import Problem
 from ..problem.dtypes import accumulator_dtype
 from ..problem.epilogue import evaluate
@@ -82,7 +83,7 @@ def differentiated(call: Call, problem: Problem, backward: Backward) -> tuple[to
     """Run a plain call whose gradient is wanted. Return the result, and the entry that runs it again (None if torch ran it)."""
     if problem.empty or torch_alone_has(call, problem):
         return by_torch(call), None
-    with current_device(call.a):
+    with made_current(call.a.get_device()):
         entry = Differentiable(
             plan=plan_for(problem, call.a.get_device()),
             row=call.operation,

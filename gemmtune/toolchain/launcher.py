@@ -15,6 +15,7 @@ from ..choice import Run, Scalars, Tensors
 from ..errors import ErrorFromChoice
 from ..problem import Problem
 from .driver import CLUSTER_DIMENSION, INVALID_CONTEXT, PROGRAMMATIC_STREAM_SERIALIZATION, Attribute, Config, Driver, LoadedKernel
+from .kept import is_ordered, kept
 from .prepared import DriverLaunch, Memory
 from .record import MAP_BYTES, Record
 
@@ -119,11 +120,6 @@ def _config(record: Record, stream: int) -> Config:
     return config
 
 
-ORDERED_STREAMS: set[int] = set()
-"""Handles of streams whose captured graphs never run concurrently, such as those of Inductor's trees of graphs. Captures there
-use the stream's own memory, because nothing may remain in the pool of such a graph."""
-
-
 class Workspace:
     """Zero-initialized memory for a kernel's launches: one part for each stream, and one for each capture, from its graph's pool.
 
@@ -142,13 +138,13 @@ class Workspace:
         """Return the memory for launches on ``stream`` while no graph captures it."""
         memory = self._by_stream.get(stream)
         if memory is None:
-            memory = self._by_stream[stream] = self._new()
+            memory = self._by_stream[stream] = kept(self._new, self.device, stream)
         return memory
 
     def address(self, stream: int) -> int:
         """Return the address of the memory for launches on ``stream``."""
         capture = self._capture(stream)
-        if capture == 0 or stream in ORDERED_STREAMS:
+        if capture == 0 or is_ordered(stream, self.device):
             return self.of_stream(stream).data_ptr()
         number, memory = self._by_capture.get(stream, (0, None))
         if memory is None or number != capture:

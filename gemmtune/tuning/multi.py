@@ -12,7 +12,7 @@ import torch
 
 from .. import settings as settings_module
 from ..choice import Choice, Status
-from ..device import DeviceInfo, detect
+from ..device import DeviceInfo, detect, made_current
 from ..dispatch.call import by_torch
 from ..dispatch.checks import check_tensors, why_not_ours
 from ..dispatch.host import host_us
@@ -20,7 +20,6 @@ from ..dispatch.keys import key_of
 from ..dispatch.member import members_of
 from ..dispatch.plan import Plan
 from ..dispatch.ranges import RangePlan
-from ..dispatch.ready import current_device
 from ..dispatch.statement import stated
 from ..dispatch.strategies import fallback
 from ..errors import DISABLED, InvalidProblemError, NoValidChoicesError, SettingsError
@@ -123,7 +122,7 @@ class Multi:
             return by_torch(call)
         if self._class not in row_classes(problem):
             raise InvalidProblemError(f"multi: got {problem}, expected a problem of {self._class}, for which it was made")
-        with current_device(call.a):
+        with made_current(call.a.get_device()):
             plan = self.plan(problem)
             tensors = call.tensors_for(plan.choice)
             self.picked = plan.choice.name

@@ -250,6 +250,10 @@ def test_a_copy_that_graphs_read_follows_its_weights(monkeypatch):
     monkeypatch.setitem(wholes._containing, again.data_ptr(), wholes._containing[weights[1].scales.data_ptr()])
     QuantizedWeight(weights[1].tensor, again, encoding="int4")
     assert torch.equal(columns, torch.cat([weights[0].scales, again], -1))
+    copy_.stays = True
+    wholes.forget_gathered()
+    assert wholes._gathered, "a graph that is not Inductor's may be replayed later"
+    copy_.stays = False
     wholes.forget_gathered()
     weights[1].copy_(doubled(weights[1]))
     assert not wholes._gathered

@@ -134,6 +134,20 @@ def count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return runs
 
 
+def test_bits_are_compared_for_each_precision(monkeypatch: pytest.MonkeyPatch):
+    """A table is of one precision of torch, and so is what was compared."""
+    model = optimized(Block())
+    layers = (model.q, model.k, model.v)
+    weights, biases = ([getattr(layer, name).detach() for layer in layers] for name in ("weight", "bias"))
+    columns = invariant_joined.Columns(weights=weights, scales=[], zeros=[], biases=biases, encoding="")
+    runs, counts = count(monkeypatch), []
+    for precision in ("ieee", "ieee", "tf32"):
+        monkeypatch.setattr(invariant_joined, "flags_token", lambda _dtype, flags=precision: flags)
+        assert invariant_joined.can_join(X, columns)
+        counts.append(len(runs))
+    assert counts == [4, 4, 8]
+
+
 def test_training_steps_follow_changed_weights():
     """Weights that an optimizer changes stay adjacent, and no product reads a copy of them."""
     models = [optimized(Block()), Block()]

@@ -21,6 +21,7 @@ from gemmtune.integration.compile import backend, install, planned, uninstall
 from gemmtune.operators.library import OPERATORS
 from gemmtune.passes.float8_rows import LEAST_CAPABILITY, serves
 from gemmtune.quantized.products import rows_in_float8
+from gemmtune.toolchain.kept import kept
 
 pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16
@@ -136,6 +137,64 @@ def test_layers_of_one_input_are_one_product(kind, mode, rows):
             model.k.weight.data = model.k.weight.data.clone() * 2
             for _ in range(4):
                 torch.testing.assert_close(compiled(x).clone(), model(x), rtol=3e-2, atol=3e-2)
+
+
+class Columns(Heads):
+    """The same layers, whose results have the bits of the products."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((self.q(x), self.k(x), self.v(x)), -1)
+
+
+def halved(weight):
+    """Return a weight of the same kind with half the values."""
+    if not isinstance(weight, QuantizedWeight):
+        return weight / 2
+    return weight.map_parts(lambda part: part / 2 if part.is_floating_point() else part)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["float", "int4"])
+def test_batch_invariant_layers_are_one_product_in_graphs(kind, monkeypatch):
+    """Eager calls, graphs of Inductor and those of the program give equal bits, also after a weight is overwritten."""
+    monkeypatch.setattr("gemmtune.integration.invariant.LEAST_ROWS", 16)
+    model, x = Columns().to("cuda", BF16), torch.randn(16, 256, device="cuda", dtype=BF16)
+    if kind == "int4":
+        gemmtune.quantize_(model, kind, group=64)
+    with (
+        torch.no_grad(),
+        settings.patch(backends=("aten", "triton", "cuda"), rows="shared"),
+        inductor_config.patch(fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+    ):
+        gemmtune.optimize(model, tune=x, batch_invariant=True, progress=False)
+        replayed, compiled = torch.compile(model, mode="reduce-overhead", dynamic=False), torch.compile(model, dynamic=False)
+        compiled(x)
+        assert [d.taken for d in gemmtune.explain(compiled).decisions] == ["joined"] * 3
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = compiled(x)
+        for weight in (model.v.weight, model.q.weight):
+            for _ in range(4):  # warmed up, captured, replayed
+                assert torch.equal(replayed(x).clone(), model(x))
+            assert torch.equal(replayed(x[:1]).clone(), model(x)[:1])
+            graph.replay()
+            assert torch.equal(captured, model(x))
+            weight.copy_(halved(weight))
+    gemmtune.restore(model)
+
+
+def test_memory_of_kernels_is_in_no_pool():
+    """A thread that warms up a graph of Inductor allocates from its pool, in which nothing may remain."""
+    pool, stream = torch.cuda.MemPool(), torch.cuda.Stream()
+    with torch.cuda.use_mem_pool(pool), torch.cuda.stream(stream):
+        memory = kept(lambda: torch.zeros(2**21, dtype=torch.uint8, device="cuda"), 0, stream.cuda_stream)
+        assert not pool.snapshot()
+        inside = torch.zeros(2**21, dtype=torch.uint8, device="cuda")
+        assert pool.snapshot()
+    stream.synchronize()
+    assert not memory.any()
+    assert memory.data_ptr() != inside.data_ptr()
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from gemmtune.errors import UnavailableError
 from gemmtune.problem import Problem
 from gemmtune.selector import walls
 from gemmtune.untrusted import memory
+from gemmtune.untrusted.gemm_process.state import GETTER
 from gemmtune.untrusted.subject import rival
 
 HERE = str(Path(__file__).parent)
@@ -106,6 +107,13 @@ sys.path.insert(0, sys.argv[1])
 import gemm_process.first
 print(asked)
 """
+
+
+def test_counters_of_any_python_are_no_settings() -> None:
+    """Python 3.12 counts interned strings, whose number each import changes."""
+    counters = ("getunicodeinternedsize", "getallocatedblocks", "getrefcount", "get_count", "getloadavg", "get_native_id")
+    assert not [name for name in counters if GETTER.match(name)]
+    assert all(map(GETTER.match, ("getswitchinterval", "get_default_dtype", "isenabled")))
 
 
 def test_the_first_process_asks_for_no_gpu() -> None:

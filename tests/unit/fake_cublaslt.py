@@ -233,6 +233,7 @@ def installed(monkeypatch, device, stream):
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
     monkeypatch.setattr(launch, "_allocate", lambda index, size_bytes: torch.empty(size_bytes, dtype=torch.uint8))
     monkeypatch.setattr(launch, "_blocks", {})
+    monkeypatch.setattr(launch, "kept", lambda make, *_: make())
     functions = fake.functions()
     functions["cuStreamGetCaptureInfo_v2"] = CAPTURE_INFO(lambda _, state, *more: state.__setitem__(0, fake.captures) or 0)
     fake.kept = functions

@@ -19,7 +19,7 @@ ROOT = Path(gemmtune.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version", "foreign", "regex"),
     ("page",),
-    ("setting_types", "operand_kinds", "ownership", "locking", "replacing", "forks", "interrupts", "project_file"),
+    ("setting_types", "operand_kinds", "ownership", "locking", "replacing", "forks", "interrupts", "project_file", "threads"),
     ("settings",),
     ("cache", "effort"),
     ("passes",),

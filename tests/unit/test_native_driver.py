@@ -45,6 +45,7 @@ from gemmtune.numerics.operands import random_operands
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import following_operands, row_classes, with_rows
 from gemmtune.settings import Settings
+from gemmtune.toolchain import launcher as launcher_module
 from gemmtune.toolchain.launcher import Launcher, Workspace, bind, prepared, workspace_of
 from gemmtune.toolchain.prepared import DeviceFunction, DriverLaunch, Memory
 from gemmtune.toolchain.record import OUT, A, Address, B
@@ -89,6 +90,7 @@ def plan_of(cuda: FakeCuda, one: CudaChoice) -> Plan:
 
 @pytest.mark.parametrize("one", [GEMV, WGMMA, LONG], ids=lambda one: one.family.name)
 def test_the_driver_receives_the_arguments_of_python(cuda: FakeCuda, one: CudaChoice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher_module, "kept", lambda make, *_: make())
     monkeypatch.setattr(Workspace, "_new", lambda self: torch.zeros(self.size_bytes, dtype=torch.uint8))
     plan = plan_of(cuda, one)
     operands = random_operands(one.problem, torch.device("cpu"), seed=1)
@@ -111,6 +113,7 @@ def test_the_driver_receives_the_arguments_of_python(cuda: FakeCuda, one: CudaCh
 def test_other_ms_match_python(cuda: FakeCuda, one: CudaChoice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Grid, sizes, tensor maps and addresses follow M without Python."""
     memory = torch.zeros(1 << 24, dtype=torch.uint8)
+    monkeypatch.setattr(launcher_module, "kept", lambda make, *_: make())
     monkeypatch.setattr(Workspace, "_new", lambda self: memory[: self.size_bytes])
     (rows_class,) = row_classes(one.problem if one is not GEMV else addmm(2, 100, 256))
     rows = rows_class.within(range(2, 9) if one is GEMV else range(40, 901))
@@ -202,26 +205,36 @@ def test_launch_arguments_follow_m(form: str, backend: str, monkeypatch: pytest.
 
 
 def test_a_captured_stream_is_left_to_python(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture has memory of its own, but on the stream of Inductor's trees, in whose graphs nothing may remain."""
     assert LONG.record.workspace_bytes > 0
     made: list[Tensor] = []
+    placed: list[tuple[int, int]] = []
 
     def new(self: Workspace) -> Tensor:
         made.append(torch.zeros(self.size_bytes, dtype=torch.uint8))
         return made[-1]
 
+    def kept(make: Callable[[], Tensor], device: int, stream: int) -> Tensor:
+        placed.append((device, stream))
+        return make()
+
     monkeypatch.setattr(Workspace, "_new", new)
+    monkeypatch.setattr(launcher_module, "kept", kept)
     plan = plan_of(cuda, LONG)
     operands = random_operands(LONG.problem, torch.device("cpu"), seed=1)
     call = arguments("addmm", *operands.tensors, scalars=operands.scalars)
     assert native.module.keep(native.generation, record_of(plan), *call)
-    for captures in (0, 7, 7, 8, 0):
+    ordered = []
+    monkeypatch.setattr(launcher_module, "is_ordered", lambda *where: where in ordered)
+    for captures in (0, 7, 7, 8, 0, 9):
         ctypes.c_ulonglong.in_dll(cuda.library, "fake_capture").value = captures
+        ordered += [(0, 0)] * (captures == 9)
         native.module.look_up(*call)
-    assert len(made) == 3, "one for the stream, one for each capture"
-    assert len(cuda.launched) == 5
+    assert (len(made), placed) == (3, [(0, 0)]), "one for the stream, one for each capture"
+    assert len(cuda.launched) == 6
     contents = [bytes(x.arguments) for x in cuda.launched]
     addresses = [x.data_ptr().to_bytes(8, "little") for x in made]
-    for content, workspace in zip(contents, (0, 1, 1, 2, 0), strict=True):
+    for content, workspace in zip(contents, (0, 1, 1, 2, 0, 0), strict=True):
         assert [address in content for address in addresses] == [i == workspace for i in range(3)]
 
 

@@ -13,6 +13,7 @@ from ...errors import UnavailableError
 from ...problem import Layout, Problem
 from ...problem.problem import ScalarClass
 from ...toolchain.driver import find_driver
+from ...toolchain.kept import kept
 from ...toolchain.prepared import LibraryProduct, Memory
 from ..scaling import scale_placer
 from .constants import SCALARS, DescAttribute
@@ -88,7 +89,7 @@ def workspace(index: int, stream: int, size_bytes: int) -> torch.Tensor:
     block = _blocks.get((index, stream))
     if block is None or block.numel() < size_bytes:
         # torch's allocator gets the old block back and reuses it in the order of this stream only.
-        block = _blocks[index, stream] = _allocate(index, size_bytes)
+        block = _blocks[index, stream] = kept(lambda: _allocate(index, size_bytes), index, stream)
     return block
 
 

@@ -14,8 +14,10 @@ import torch
 
 from ...errors import UnavailableError
 from ...problem.layout import ALIGNED_BYTES
+from ...threads import in_a_thread
 from ...toolchain.driver import find_driver
 from ...toolchain.hip import find_hip
+from ...toolchain.kept import kept
 
 ARENA_COUNTERS = 1 << 18
 COUNTER_BYTES = 4
@@ -44,12 +46,14 @@ class Workspace:
             return self._partials(), arena_of(self.device).for_capture(stream, self.counters)
         buffers = self._by_stream.get(stream)
         if buffers is None:
-            counters = torch.zeros(self.counters, dtype=torch.int32, device=f"cuda:{self.device}")
-            buffers = self._by_stream[stream] = (self._partials(), counters)
+            buffers = self._by_stream[stream] = kept(lambda: (self._partials(), self._zeros()), self.device, stream)
         return buffers
 
     def _partials(self) -> torch.Tensor:
         return torch.empty(self.size_bytes, dtype=torch.uint8, device=f"cuda:{self.device}")
+
+    def _zeros(self) -> torch.Tensor:
+        return torch.zeros(self.counters, dtype=torch.int32, device=f"cuda:{self.device}")
 
 
 _workspaces: weakref.WeakValueDictionary[tuple[int, int, int, int], Workspace] = weakref.WeakValueDictionary()
@@ -107,7 +111,7 @@ class _Arena:
         """Make sure, outside a capture, that the next captures find ``counters``."""
         with self._lock:
             if self._free.numel() < counters and not torch.cuda.is_current_stream_capturing():
-                self._free = torch.zeros(max(ARENA_COUNTERS, counters), dtype=torch.int32, device=self._device)
+                self._free = in_a_thread(lambda: self._zeros(max(ARENA_COUNTERS, counters)))  # in no graph's pool
                 self._kept.append(self._free)
                 torch.cuda.synchronize(self._device)
 
@@ -119,10 +123,13 @@ class _Arena:
             if known is not None and known.numel() >= counters:
                 return known
             if not capture or self._free.numel() < counters:
-                return torch.zeros(counters, dtype=torch.int32, device=self._device)
+                return self._zeros(counters)
             taken, self._free = self._free[:counters], self._free[counters:]
             self._slices[capture, stream] = taken
             return taken
+
+    def _zeros(self, counters: int) -> torch.Tensor:
+        return torch.zeros(counters, dtype=torch.int32, device=self._device)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ...dispatch.threads import in_a_thread
+from ...threads import in_a_thread
 from ..invariant import LINEAR, QUANTIZED
 from ..invariant_joined import OPERATOR, Columns, can_join
 from .horizontal import HorizontalFusion, leaves_graph, real_inputs, storage_of

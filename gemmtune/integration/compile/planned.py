@@ -21,12 +21,11 @@ from ...dispatch.plan import Plan
 from ...dispatch.ranges import range_plan_for
 from ...dispatch.ready import generation, plan_for
 from ...dispatch.strategies import fallback
-from ...dispatch.threads import in_a_thread
 from ...operators.schema import NAMESPACE
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
 from ...settings import given
-from ...toolchain.launcher import ORDERED_STREAMS
+from ...threads import in_a_thread
 from ..measured import in_models
 from ..swap import swaps
 
@@ -101,7 +100,6 @@ def _graph_stream(index: int) -> torch.cuda.Stream:
     manager = get_manager(index)
     assert manager is not None
     stream: torch.cuda.Stream = manager.stream
-    ORDERED_STREAMS.add(stream.cuda_stream)
     return stream
 
 

@@ -11,10 +11,10 @@ from torch._inductor import config as inductor_config
 
 from ... import settings as settings_module
 from ...device import detect
-from ...dispatch.threads import in_a_thread
 from ...problem import Problem
 from ...store.key import canonical, fingerprint
 from ...store.store import open_store
+from ...threads import in_a_thread
 from ..measured import without_epilogue
 from . import attention_times
 from .attention import Attention

@@ -58,7 +58,7 @@ Integers may be counters, and truth values say what has been loaded.
 """
 SAID = (*PLAIN, bool, int, dict, list, type(None), decimal.Context)
 """Types of settings that a function says."""
-GETTER = re.compile(r"(get|is|are)(?!.*(rng|count|objects|ref|blocks|stats|load|recursion|printoptions|_id$))[a-z_0-9]*$")
+GETTER = re.compile(r"(get|is|are)(?!.*(rng|count|objects|ref|blocks|stats|load|recursion|printoptions|interned|_id$))[a-z_0-9]*$")
 """Names of functions that say a setting if they are called without an argument."""
 ASKED: tuple[Any, ...] = (sys, os, gc, threading, decimal, faulthandler, torch, np)
 """Modules of which each such function is asked."""
