@@ -18,6 +18,7 @@ import gc
 import json
 import os
 import random
+import runpy
 import shutil
 import signal
 import sys
@@ -178,6 +179,7 @@ def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: C
 
     Raises RuntimeError if pytest cannot run here.
     """
+    runpy.run_path(str(ROOT / "conftest.py"))  # has the steps that must precede the import of torch
     import hypothesis  # noqa: F401 - imported once, for all forked processes
     import torch  # noqa: F401
 
