@@ -126,13 +126,24 @@ def summary(results: Sequence[Result]) -> str:
 
 
 class Trees:
-    """Copies of the tree, one for each job. Forked processes try mutants in them, so that none imports torch again."""
+    """Copies of the tree, one for each job. Forked processes try mutants in them, so that none imports torch again.
+
+    The end of its context ends running processes, which Ctrl-C does not reach.
+    """
 
     def __init__(self, root: Path, count: int, folder: Path) -> None:
         self._folder = folder
+        self.running: dict[int, tuple[int, float, Path, str]] = {}
         self.free = [folder / f"tree{i}" for i in range(count)]
         for tree in self.free:
             shutil.copytree(root, tree, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+
+    def __enter__(self) -> Trees:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.running:
+            end(process)
 
     def start(self, tree: Path, job: Job, log: Path) -> int:
         """Run test files in a forked process. Return its id."""
@@ -141,6 +152,7 @@ class Trees:
             return process
         try:
             os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             gc.freeze()  # keeps the parent's objects out of each run's garbage collections
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(output, 1)
@@ -187,8 +199,8 @@ def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: C
     results: dict[Mutant, Result] = {}
     broken: dict[str, bool] = {}
     survivors: list[Mutant] = []
-    with tempfile.TemporaryDirectory(prefix="gemmtune-mutation-") as folder:
-        trees, todo = Trees(root, jobs, Path(folder)), list(mutants)
+    todo = list(mutants)
+    with tempfile.TemporaryDirectory(prefix="gemmtune-mutation-") as folder, Trees(root, jobs, Path(folder)) as trees:
         collected: list[Job] = [(None, ["--collect-only", *tests[mutant.path]], False) for mutant in mutants[:1]]
         for _, status, _, log in _finished(trees, collected, limit_s, folder):
             if status:
@@ -227,7 +239,7 @@ Job = tuple[Mutant | None, list[str], bool]
 def _finished(trees: Trees, work: Sequence[Job], limit_s: float, folder: str) -> Iterator[tuple[int, int | None, float, str]]:
     """Yield (number, exit status or None after the time limit, seconds, output) of each job when it ends."""
     waiting = list(enumerate(work))[::-1]
-    running: dict[int, tuple[int, float, Path, str]] = {}
+    running = trees.running
     while waiting or running:
         while waiting and trees.free:
             number, job = waiting.pop()
@@ -243,8 +255,7 @@ def _finished(trees: Trees, work: Sequence[Job], limit_s: float, folder: str) ->
             ended, status = os.waitpid(process, os.WNOHANG)
             if not ended and seconds < limit_s:
                 continue
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process, signal.SIGKILL)  # together with processes that a test has left running
+            end(process)
             if not ended:
                 os.waitpid(process, 0)
             del running[process]
@@ -255,6 +266,12 @@ def _finished(trees: Trees, work: Sequence[Job], limit_s: float, folder: str) ->
             log = Path(folder) / f"{number}.log"
             yield number, os.waitstatus_to_exitcode(status) if ended else None, seconds, log.read_text(errors="replace")
         time.sleep(POLL_S)
+
+
+def end(process: int) -> None:
+    """End a forked process, together with processes that a test has left running."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)
 
 
 def _first_failure(log: str) -> str:
@@ -291,6 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--again", type=Path, metavar="JSON", help="try only the survivors of the run that wrote this file")
     parser.add_argument("--json", type=Path, help="write all results to this file")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     given = options.paths or [Path("gemmtune") / name for name in PACKAGES]
     files = [f.relative_to(ROOT) for p in given for f in ([ROOT / p] if p.suffix else sorted((ROOT / p).rglob("*.py")))]
     mutants = mutants_of(ROOT, files)
