@@ -9,7 +9,6 @@ import functools
 import os
 import stat
 import tempfile
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from .errors import UnavailableError
 from .ownership import trusted_file, why_not_trusted
 from .settings import Settings, current
+from .warning import warn
 
 REMEDY = "set cache_dir (GEMMTUNE_CACHE_DIR) to a folder of yours on a file system that allows execution"
 
@@ -108,7 +108,7 @@ def announce(place: Place, settings: Settings) -> None:
         _warned.add(settings.folder)
         own = _own_folder(())
         instead = "no kernel can be compiled" if own is None else f"new compiled kernels go to {own} for now"
-        warnings.warn(f"{place.problem}; {instead}. Otherwise {REMEDY}.", RuntimeWarning, stacklevel=4)
+        warn(f"{place.problem}; {instead}. Otherwise {REMEDY}.")
 
 
 def kernel_files(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -4,11 +4,12 @@ import errno
 import fcntl
 import functools
 import tempfile
-import warnings
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import filelock
+
+from .warning import warn
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """Errors of ``flock`` on a file system without locks."""
@@ -39,7 +40,7 @@ def _has_locks(device: int, folder: Path) -> bool:
                 raise
             if device not in _warned:
                 _warned.add(device)
-                warnings.warn(NO_LOCKS_WARNING.format(error=error, folder=folder), RuntimeWarning, stacklevel=4)
+                warn(NO_LOCKS_WARNING.format(error=error, folder=folder))
             return False
     return True
 

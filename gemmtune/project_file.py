@@ -3,13 +3,13 @@
 import os
 import stat
 import tomllib
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .errors import SettingsError
+from .warning import warn
 
 FILE = "pyproject.toml"
 TABLE = "[tool.gemmtune]"
@@ -71,12 +71,10 @@ def _table_of(path: Path) -> Mapping[str, Any] | None:
     if not isinstance(tool["gemmtune"], dict):
         raise SettingsError(f"{path}: tool.gemmtune: got {tool['gemmtune']!r}, expected a table of settings")
     if status.st_uid not in (os.getuid(), 0) or stat.S_IMODE(status.st_mode) & 0o022:
-        warnings.warn(
+        warn(
             f"{path}: {TABLE} is ignored, because others than you can change the file (owner {status.st_uid}, mode "
             f"{stat.S_IMODE(status.st_mode):o}) and settings name code that runs; chown it and chmod go-w it, or set GEMMTUNE_* "
-            "variables",
-            RuntimeWarning,
-            stacklevel=4,
+            "variables"
         )
         return None
     return tool["gemmtune"]

@@ -1,7 +1,6 @@
 """Stored picks that cannot run on this machine, such as kernels that are not in its cache folder where there is no compiler."""
 
 import dataclasses
-import warnings
 
 from ..choice import Choice, Status
 from ..device import DeviceInfo
@@ -11,6 +10,7 @@ from ..selector.offers import enabled_backends, known_variants, widest_offers_fo
 from ..settings import Settings
 from ..store.store import Row, open_store
 from ..timing.rounds import TIE
+from ..warning import warn
 
 REMEDY = "bring the cache folder of the machine that tuned (gemmtune bundle), or install what is missing and tune again"
 
@@ -21,11 +21,9 @@ def announce_absent(problem: Problem, reason: str, runs: Choice) -> None:
     """Warn once in a process that the stored pick for a problem cannot run."""
     if not _said:
         _said.append(reason)
-        warnings.warn(
+        warn(
             f"{problem}: the stored pick cannot run here: {reason}. {runs.name} runs instead; other problems may be affected too, "
-            f"without a warning. To use what was tuned, {REMEDY}.",
-            RuntimeWarning,
-            stacklevel=6,
+            f"without a warning. To use what was tuned, {REMEDY}."
         )
 
 

@@ -12,7 +12,6 @@
 """
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +34,7 @@ from ..selector.select import select
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
+from ..warning import warn
 from ..workers.worker import NoWorkerError
 from .absent import announce_absent, announce_if_absent
 from .asked import USUAL_ROWS, command, note
@@ -152,7 +152,7 @@ def predicted_table(request: Request) -> Plan | None:
             notify(f"verifying likely choices for {rows_class}: once, later calls and processes reuse its table")
             made = [x.stored(request.store) for x in defaults_for([rows_class], device, settings, Progress())]
         except (NoValidChoicesError, NoWorkerError, ShortMemoryError) as error:
-            warnings.warn(f"nothing is predicted for {rows_class}: {error}", stacklevel=5)
+            warn(f"nothing is predicted for {rows_class}: {error}", UserWarning)
             return None
         if any(made):
             forget_range_plans()
@@ -180,9 +180,7 @@ def stored_pick(request: Request) -> Plan | None:
     if choice is not None:
         return bound(request.problem, choice, "store", request.device, request.settings)
     if request.capturing:
-        warnings.warn(
-            f"no stored choice for {request.problem} while a CUDA graph is captured: torch runs. Tune it before.", stacklevel=5
-        )
+        warn(f"no stored choice for {request.problem} while a CUDA graph is captured: torch runs. Tune it before.", UserWarning)
     plan = fallback(request.problem, request.device, request.settings)
     return dataclasses.replace(plan, lasting=not request.capturing)
 
@@ -215,7 +213,7 @@ def torch_runs(request: Request) -> Plan:
     if not request.settings.fallback_to_aten:
         raise request.failed
     cannot = f"{request.problem} cannot be tuned: " if isinstance(request.failed, NoWorkerError | ShortMemoryError) else ""
-    warnings.warn(f"{cannot}{request.failed}\ntorch runs instead.", stacklevel=5)
+    warn(f"{cannot}{request.failed}\ntorch runs instead.", UserWarning)
     return fallback(request.problem, request.device, request.settings)
 
 
@@ -247,5 +245,5 @@ def bound(problem: Problem, choice: Choice, origin: Origin, device: DeviceInfo, 
     except (GemmtuneError, RuntimeError, OSError) as error:
         if not settings.fallback_to_aten:
             raise ErrorFromChoice(choice.name, str(problem), f"{type(error).__name__}: {error}") from error
-        warnings.warn(f"{choice.name} cannot be loaded ({type(error).__name__}: {error}); torch runs {problem}", stacklevel=5)
+        warn(f"{choice.name} cannot be loaded ({type(error).__name__}: {error}); torch runs {problem}", UserWarning)
         return fallback(problem, device, settings)

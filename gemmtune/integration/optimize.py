@@ -1,7 +1,6 @@
 """``optimize`` lets the layers of a model run stored picks. Parameters, storages, hooks and types do not change."""
 
 import sys
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from ..problem.rows import RowClass
 from ..selector.progress import Progress, progress_for
 from ..selector.segments import rows_of
 from ..tuning.tune import tune as run_tuning
+from ..warning import warn
 from . import compile as compile_pass
 from .adjacent import lay_out, same_inputs
 from .background import ROWS, Job, tuning_in_background
@@ -128,12 +128,10 @@ def _invariant(model: M, example: Any, rows: range | None, progress: bool) -> M:
     _models.add(model)
     if others := [name or "the model" for name, x in model.named_modules() if not is_optimized(x) and _has_matrix(x)]:
         more = f" and {len(others) - 3} more" if others[3:] else ""
-        warnings.warn(
+        warn(
             f"optimize: batch_invariant: got modules with other matrices ({', '.join(others[:3])}{more}), expected linear layers "
             "and experts of transformers: the bits of other products still depend on the batch. Call gemmtune.mm, bmm or "
-            "grouped_mm there, under the setting batch_invariant",
-            RuntimeWarning,
-            stacklevel=3,
+            "grouped_mm there, under the setting batch_invariant"
         )
     return model
 

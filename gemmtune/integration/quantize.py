@@ -2,7 +2,6 @@
 
 import logging
 import re
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, TypeVar
@@ -14,6 +13,7 @@ from ..errors import InvalidProblemError
 from ..foreign import shown
 from ..problem.dtypes import dtype_name
 from ..quantized.weight import QuantizedWeight
+from ..warning import warn
 from .experts import is_experts
 from .flat_state import flatten_state_dict, unflatten_state_dict
 from .modules import check_model, is_conv1d, is_linear
@@ -216,7 +216,7 @@ def names_of(skip: str | Collection[str]) -> list[str]:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(f"quantize_: {text}", RuntimeWarning, stacklevel=5)
+    warn(f"quantize_: {text}")
 
 
 def weights_by_name(model: nn.Module) -> Weights:

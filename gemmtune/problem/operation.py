@@ -203,8 +203,7 @@ class Operation:
 
     def argument(self, role: str) -> str:
         """Return the name of the public function's parameter for the operand with that role."""
-        operand = self.operand(role)
-        return operand.argument or role if operand is not None else role
+        return next((operand.argument for operand in self.operands if operand.role == role and operand.argument), role)
 
     def result_of(self, *, epilogue: bool) -> Result:
         """Return the legal results with or without an epilogue."""

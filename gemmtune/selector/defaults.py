@@ -179,7 +179,7 @@ def _ruled(work: Work, m: int) -> list[str]:
     problem, found = work.rows_class.at(m), list[Choice]()
     for prefix in next((names for hi, names in rule_for(work) if m <= hi), () if work.device.type == "cpu" else LARGE):
         if not found:
-            offered = offered_by(prefix.split(":", maxsplit=1)[0], work, problem)
+            offered = offered_by(prefix.partition(":")[0], work, problem)
             found += [c for c in offered if c.name.startswith(prefix)][:1]
     return [work.take(m, choice) for choice in (*found, baseline_of(work, problem)) if choice is not None]
 

@@ -4,13 +4,13 @@ import dataclasses
 import fcntl
 import json
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
 from ..problem.dtypes import dtype_name
 from ..store.key import now
 from ..store.row import plain
+from ..warning import warn
 from .result import Outcome, ProblemResult
 
 _warned: set[Path] = set()
@@ -25,11 +25,9 @@ def append_log(path: Path | str, result: ProblemResult) -> None:
     except OSError as error:
         if path not in _warned:
             _warned.add(path)
-            warnings.warn(
+            warn(
                 f"log_file: got {error}, expected a writable file. Give this user permission, free some space, or set "
-                "log_file (GEMMTUNE_LOG_FILE) to another file. Results are not logged until then.",
-                RuntimeWarning,
-                stacklevel=3,
+                "log_file (GEMMTUNE_LOG_FILE) to another file. Results are not logged until then."
             )
 
 

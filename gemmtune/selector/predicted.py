@@ -69,7 +69,7 @@ def shipped_gains(work: Work, problem: Problem, shipped: Shipped) -> dict[Choice
         return None
     found: dict[Choice, float] = {}
     for x in times:
-        choice = None if x.baseline else named_choice(x.name, x.name.split(":", maxsplit=1)[0], problem, work.device, work.settings)
+        choice = None if x.baseline else named_choice(x.name, x.name.partition(":")[0], problem, work.device, work.settings)
         if choice is not None and choice.content_hash.startswith(x.content_hash):
             found[choice] = math.log2(torch_us / x.time_us)
     return found
@@ -83,7 +83,7 @@ def known_choices(work: Work, problem: Problem, predictor: Predictor) -> dict[st
     portfolio = predictor.portfolios.get(kind_of(problem))
     if portfolio is None or not predictor.knows(problem, work.device):
         return {}
-    names = {name: name.split(":", maxsplit=1)[0] for name in portfolio.names if portfolio.supports(name, problem)}
+    names = {name: name.partition(":")[0] for name in portfolio.names if portfolio.supports(name, problem)}
     found = [named_choice(x, backend, problem, work.device, work.settings) for x, backend in names.items() if backend != LISTED]
     near = any(portfolio.supports(kernel, problem) for kernel in portfolio.measured if kernel.startswith(LISTED))
     listed = offered_by(LISTED, work, problem) if near else ()

@@ -5,7 +5,6 @@ is checked in this process, and the time is that of this process's clock.
 """
 
 import time
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from ..untrusted.shape import note_calls
 from ..untrusted.subject import rival, subject_of
 from ..untrusted.target import NOTHING, Target
 from ..untrusted.trial import KINDS, Trial
+from ..warning import warn
 
 CALLS, CALLS_S = 60, 4.0
 """Calls of a GEMM, and seconds after which no more are made."""
@@ -80,7 +80,7 @@ def _tried(choice: OwnChoice) -> _Tried:
     try:
         by_torch, candidate = rival(device), Candidate(target, device)
     except GemmtuneError as error:
-        warnings.warn(f"{choice.name} is trusted: no process of its own works here: {error}", RuntimeWarning, stacklevel=2)
+        warn(f"{choice.name} is trusted: no process of its own works here: {error}")
         return _Tried()
     try:
         subject = subject_of(candidate, {})

@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import hashlib
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +17,7 @@ from typing import TypeVar
 from ..cache import announce, folder_of
 from ..errors import StoreError
 from ..settings import Settings
+from ..warning import warn
 from .database import BUSY_TIMEOUT_S, LOCK, Database
 from .exchange import Absorbed, absorb, read_json, write_json
 from .health import Health, contents, set_aside
@@ -229,7 +229,7 @@ class Store:
         """Record the problem, and warn of the first one only: the others follow from it."""
         if not self._trouble:
             self._trouble = message
-            _warn(f"{message} {_IN_MEMORY}")
+            warn(f"{message} {_IN_MEMORY}")
 
     def _set_aside(self, error: Exception) -> Exception | None:
         """Move a corrupt file away and warn about it. Return the error that prevents this, or None."""
@@ -239,7 +239,7 @@ class Store:
         except FAILURES as second:
             return second
         if moved is not None:
-            _warn(
+            warn(
                 f"store: got a corrupt file at {self._path} ({error}), expected a whole SQLite database. It was renamed to "
                 f"{moved}, and a new store has been made. Lost measurements are measured again when they are needed. Delete the "
                 "corrupt file when you no longer need it."
@@ -283,10 +283,6 @@ def _said_of(path: Path | None, elsewhere: str = ELSEWHERE) -> Iterator[None]:
         yield
     except FAILURES as error:
         raise StoreError(explain(path, error, elsewhere)) from error
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=6)
 
 
 def _is_read_only(path: Path) -> bool:

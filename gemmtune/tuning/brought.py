@@ -4,13 +4,13 @@ import contextlib
 import dataclasses
 import functools
 import sys
-import warnings
 
 from ..errors import UnavailableError
 from ..settings import Settings
 from ..untrusted.candidate import IMPORT_S, Candidate, CandidateEnded, RemoteError
 from ..untrusted.conduct import Conduct
 from ..untrusted.target import IMPORT_ONLY, Target, roots_of
+from ..warning import warn
 
 REFUSED = (Conduct.REPLACED, Conduct.LOOKS, Conduct.REACHES, Conduct.FORGED)
 """Conduct of an import that keeps a module out of this process."""
@@ -27,7 +27,7 @@ def surviving(targets: tuple[str, ...]) -> tuple[str, ...]:
         module = target.partition(":")[0]
         reason = "" if module in sys.modules else _why_not(module)
         if reason:
-            warnings.warn(f"own:{target} is left out: the import of {module} {reason}", RuntimeWarning, stacklevel=3)
+            warn(f"own:{target} is left out: the import of {module} {reason}")
         else:
             kept.append(target)
     return tuple(kept)

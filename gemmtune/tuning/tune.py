@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
@@ -35,6 +34,7 @@ from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
 from ..timing.memory import require_memory_to_tune
+from ..warning import warn
 from .brought import with_surviving
 from .named import Operand, Operation, stated_problem
 
@@ -113,7 +113,7 @@ def tune(
     chosen = with_surviving(settings or settings_module.current())
     chosen = dataclasses.replace(chosen, batch_invariant=batch_invariant or chosen.batch_invariant)
     if chosen.disable:
-        warnings.warn(f"tune: nothing is tuned, because {DISABLED}", RuntimeWarning, stacklevel=2)
+        warn(f"tune: nothing is tuned, because {DISABLED}")
         return TuningResult(map(_untuned, problems)) if m is None else RangesResult()
     rows, retry = None if m is None else rows_of(m), retry_of(again=again)
     with _listening(progress) as listener, settings_module.use(chosen):

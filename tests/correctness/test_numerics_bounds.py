@@ -15,6 +15,7 @@ from gemmtune.choice import Claims
 from gemmtune.errors import GemmtuneError
 from gemmtune.numerics.bounds import accumulation_bound, exact_limit
 from gemmtune.numerics.operands import Operands
+from gemmtune.numerics.routed import by_steps
 from gemmtune.problem import Problem
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
@@ -172,6 +173,18 @@ def test_formula() -> None:
     assert partials.relative == pytest.approx(3 * 2**-11 + bound.relative, rel=1e-2)
     tf32_bound = accumulation_bound(Problem.mm(M, N, 16, dtype=F32, device_type="cpu"), claims_of(F32, input_mode="tf32"), alpha=1)
     assert tf32_bound.relative == pytest.approx(2 * 2**-10, rel=1e-2)
+
+
+def test_steps_after_a_grouped_product_round_to_the_dtype_of_a() -> None:
+    """Rows, weights and their products; the sums of a gated product, once; nothing of a plain product."""
+    size, words, claims = (24, 12, 40), {"groups": 5, "dtype": BF16, "device_type": "cpu"}, claims_of(BF16)
+    for problem, rounded in (
+        (Problem.combined_grouped_mm(*size, tokens=8, **words), 3),
+        (Problem.routed_grouped_mm(*size, tokens=11, gated="silu", **words), 1),
+        (Problem.grouped_mm(*size, **words), 0),
+    ):
+        fused, in_steps = (accumulation_bound(problem, x, alpha=1).relative for x in (claims, by_steps(problem, claims)))
+        assert in_steps - fused == pytest.approx(rounded * 2**-8, rel=1e-2), problem
 
 
 def test_separately_scaled_blocks_of_k_add_operations() -> None:

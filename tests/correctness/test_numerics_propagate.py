@@ -126,6 +126,16 @@ def test_either_side_of_a_comparison_may_be_off(function: Callable[..., torch.Te
     assert expected.error[0, 1] == 0
 
 
+@pytest.mark.parametrize("function", [lambda acc, x: torch.where(acc > x, x, 100.0), lambda acc, x: torch.where(x > acc, x, 100.0)])
+def test_a_comparison_is_certain_with_a_nan_that_is(function: Callable[..., torch.Tensor]) -> None:
+    acc = Approximate(value=torch.ones(1, 2, dtype=F64), error=torch.tensor([[math.inf, 0.0]], dtype=F64))
+    nan = Approximate(value=torch.full((1, 2), math.nan, dtype=F64), error=torch.tensor([[0.0, math.inf]], dtype=F64))
+    given = torch.empty(1, 2)
+    expected = propagate(trace(function, F32, [given]), acc, [nan], precision=F32, flush=False, reference_is_float64=False)
+    assert expected.value.tolist() == [[100.0, 100.0]]
+    assert expected.error.tolist() == [[0.0, math.inf]]
+
+
 def test_poles_and_overflow_within_reach_allow_anything() -> None:
     assert bound_at(FUNCTIONS["reciprocal"], 1e-4, 1e-3)[1] == math.inf
     assert bound_at(FUNCTIONS["reciprocal"], 1.0, 1e-3)[1] < 2e-3

@@ -50,6 +50,8 @@ BESIDES = {
     "selector/select": ("unit/test_limits.py", "unit/test_variants.py"),
     "selector/walls": ("judge/test_walls.py",),
     "selector/verify": ("correctness/test_verify.py", "correctness/test_verify_broken.py", "correctness/test_grouped.py"),
+    "store/database": ("unit/test_cli_stores.py",),
+    "store/exchange": ("unit/test_foreign.py",),
 }
 """Tests of single modules that import other ones."""
 NEVER = ("_gpu", "test_cpp", "triton", "cutlass", "test_imports", "test_cuda", "must_list", "cross_compile", "test_architectures")

@@ -13,19 +13,15 @@ not count.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import gc
 import json
-import os
 import random
-import shutil
+import runpy
 import signal
 import sys
 import tempfile
-import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,34 +29,17 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mutation.edits import Edit, edits_of
+from mutation.edits import edits_of
 from mutation.related import related_tests
+from mutation.trees import ROOT, Job, Mutant, Trees, finished
 
 __all__ = ["Mutant", "Result", "equivalent_edits", "mutants_of", "run", "sampled", "summary"]
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("numerics", "problem", "selector", "store")
 THRESHOLD = 90.0
 TIME_LIMIT_S = 240.0
-POLL_S = 0.05
-LEFT_OUT = (".git", "__pycache__", "*.egg-info", ".*cache", ".hypothesis")
-"""Files that a copy of the tree does not need."""
 NO_SUCH_TEST, NO_TESTS = 4, 5
 """Exit statuses of pytest for an unknown test name, and for a run without tests."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mutant:
-    """An edit of a file. ``path`` is relative to the tree, and ``diff`` has the changed lines."""
-
-    path: Path
-    edit: Edit
-    diff: str
-
-    @property
-    def package(self) -> str:
-        """Folder of the package that contains the file."""
-        return self.path.parts[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,60 +103,12 @@ def summary(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-class Trees:
-    """Copies of the tree, one for each job. Forked processes try mutants in them, so that none imports torch again."""
-
-    def __init__(self, root: Path, count: int, folder: Path) -> None:
-        self._folder = folder
-        self.free = [folder / f"tree{i}" for i in range(count)]
-        for tree in self.free:
-            shutil.copytree(root, tree, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
-
-    def start(self, tree: Path, job: Job, log: Path) -> int:
-        """Run test files in a forked process. Return its id."""
-        process = os.fork()
-        if process:
-            return process
-        try:
-            os.setsid()
-            gc.freeze()  # keeps the parent's objects out of each run's garbage collections
-            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-            status = self._tested(tree, *job)
-        except BaseException as error:  # noqa: BLE001 - a forked process must never continue with the parent's code
-            print(f"{type(error).__name__}: {error}")
-            status = 3
-        sys.stdout.flush()
-        os._exit(status)
-
-    def _tested(self, tree: Path, mutant: Mutant | None, tests: Sequence[str], all_cases: bool) -> int:
-        os.chdir(tree)
-        sys.path[:] = [str(tree), *(entry for entry in sys.path if Path(entry or ".").resolve() not in (ROOT, ROOT / "tests"))]
-        for name, module in list(sys.modules.items()):  # modules that the script itself has imported
-            file = Path(getattr(module, "__file__", None) or "/")
-            if file.is_relative_to(ROOT) and "site-packages" not in file.parts:  # an environment may lie in the repository
-                del sys.modules[name]
-        os.environ |= {"PYTHONPATH": str(tree), "GEMMTUNE_CACHE_DIR": str(self._folder / "kernels")}
-        if all_cases:
-            os.environ["TEST_ROTATION"] = "all"
-        # Leave no compiled module for the next mutant, whose file may have the same time and size.
-        sys.dont_write_bytecode = mutant is not None
-        if mutant is not None:
-            os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-            for compiled in (tree / mutant.path.parent).glob(f"__pycache__/{mutant.path.stem}.*"):
-                compiled.unlink()
-        import pytest
-
-        return int(pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "--no-header", *tests]))
-
-
 def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: Callable[[str], None]) -> list[Result]:
     """Try all mutants. A test that also fails without an edit is excluded, and the mutants that it killed are tried again.
 
     Raises RuntimeError if pytest cannot run here.
     """
+    runpy.run_path(str(ROOT / "conftest.py"))  # has the steps that must precede the import of torch
     import hypothesis  # noqa: F401 - imported once, for all forked processes
     import torch  # noqa: F401
 
@@ -185,25 +116,23 @@ def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: C
     results: dict[Mutant, Result] = {}
     broken: dict[str, bool] = {}
     survivors: list[Mutant] = []
-    with tempfile.TemporaryDirectory(prefix="gemmtune-mutation-") as folder:
-        trees, todo = Trees(root, jobs, Path(folder)), list(mutants)
+    todo = list(mutants)
+    with tempfile.TemporaryDirectory(prefix="gemmtune-mutation-") as folder, Trees(root, jobs, Path(folder)) as trees:
         collected: list[Job] = [(None, ["--collect-only", *tests[mutant.path]], False) for mutant in mutants[:1]]
-        for _, status, _, log in _finished(trees, collected, limit_s, folder):
+        for _, status, _, log in finished(trees, collected, limit_s, folder):
             if status:
                 raise RuntimeError(f"without an edit, pytest ends with status {status}, which would count as a kill:\n{log}")
         while todo:
             # Exclude a test with all its parameters. They mostly fail for one reason, and each would cost a round.
             left_out = [word for name, failing in broken.items() if failing for word in ("--deselect", name.partition("[")[0])]
             work: list[Job] = [(mutant, [*tests[mutant.path], *left_out], mutant in survivors) for mutant in todo]
-            for number, status, seconds, log in _finished(trees, work, limit_s, folder):
+            for number, status, seconds, log in finished(trees, work, limit_s, folder):
                 all_cases_in_time = status is not None or todo[number] not in survivors
                 result = _result(todo[number], status if all_cases_in_time else 0, seconds, log)
                 results[result.mutant] = result
                 say(result.text())
             killers = sorted({results[mutant].killed_by for mutant in todo} - broken.keys() - {""})
-            for number, status, _, _ in _finished(
-                trees, [(None, [killer], bool(survivors)) for killer in killers], limit_s, folder
-            ):
+            for number, status, _, _ in finished(trees, [(None, [killer], bool(survivors)) for killer in killers], limit_s, folder):
                 broken[killers[number]] = status not in (0, NO_SUCH_TEST)  # an edit may create test cases
                 if broken[killers[number]]:
                     say(f"fails as it is: {killers[number]}")
@@ -216,43 +145,6 @@ def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: C
 def _result(mutant: Mutant, status: int | None, seconds: float, log: str) -> Result:
     verdict = {0: "survived", NO_TESTS: "untested", None: "timed out"}.get(status, "killed")
     return Result(mutant=mutant, verdict=verdict, seconds=seconds, killed_by=_first_failure(log) if verdict == "killed" else "")
-
-
-Job = tuple[Mutant | None, list[str], bool]
-"""A mutant or None, the tests to run, and whether all cases run instead of this commit's."""
-
-
-def _finished(trees: Trees, work: Sequence[Job], limit_s: float, folder: str) -> Iterator[tuple[int, int | None, float, str]]:
-    """Yield (number, exit status or None after the time limit, seconds, output) of each job when it ends."""
-    waiting = list(enumerate(work))[::-1]
-    running: dict[int, tuple[int, float, Path, str]] = {}
-    while waiting or running:
-        while waiting and trees.free:
-            number, job = waiting.pop()
-            mutant = job[0]
-            tree, before = trees.free.pop(), ""
-            if mutant is not None:
-                before = (tree / mutant.path).read_text()
-                (tree / mutant.path).write_text(mutant.edit.applied(before))
-            process = trees.start(tree, job, Path(folder) / f"{number}.log")
-            running[process] = (number, time.monotonic(), tree, before)
-        for process, (number, begun, tree, before) in list(running.items()):
-            seconds = time.monotonic() - begun
-            ended, status = os.waitpid(process, os.WNOHANG)
-            if not ended and seconds < limit_s:
-                continue
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process, signal.SIGKILL)  # together with processes that a test has left running
-            if not ended:
-                os.waitpid(process, 0)
-            del running[process]
-            mutant = work[number][0]
-            if mutant is not None:
-                (tree / mutant.path).write_text(before)
-            trees.free.append(tree)
-            log = Path(folder) / f"{number}.log"
-            yield number, os.waitstatus_to_exitcode(status) if ended else None, seconds, log.read_text(errors="replace")
-        time.sleep(POLL_S)
 
 
 def _first_failure(log: str) -> str:
@@ -289,6 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--again", type=Path, metavar="JSON", help="try only the survivors of the run that wrote this file")
     parser.add_argument("--json", type=Path, help="write all results to this file")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     given = options.paths or [Path("gemmtune") / name for name in PACKAGES]
     files = [f.relative_to(ROOT) for p in given for f in ([ROOT / p] if p.suffix else sorted((ROOT / p).rglob("*.py")))]
     mutants = mutants_of(ROOT, files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -21,7 +22,7 @@ from gemmtune.problem.compositions import (
     scaled_product,
     sums_of_blocks,
 )
-from gemmtune.problem.grouped_compositions import _torch_takes
+from gemmtune.problem.grouped_compositions import _torch_takes, added_alike, added_by_token
 from gemmtune.problem.scales import BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_WEIGHTS
 
 F32, F16, BF16, INT8, UINT8 = torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8
@@ -219,3 +220,13 @@ def test_one_pass_gets_the_blocks_of_the_unpacked_weight(monkeypatch: pytest.Mon
     monkeypatch.setattr(compositions, "load", lambda name: kernel)
     compositions._in_one_pass(made.tensor, made.scales, None, made.encoding, torch.float32, BLOCKS_OF_WEIGHTS)
     assert kernel.dequantize.call_args.args[-1] == ((32, 1), (32, 1))
+
+
+@pytest.mark.parametrize("add", [added_by_token, added_alike])
+def test_rows_of_a_token_are_weighted_and_added_up_in_the_order_of_its_slots(add: Callable[..., torch.Tensor]) -> None:
+    product, weights = torch.randn(6, 4).bfloat16(), torch.tensor([[1.0, 0.5], [2.0, 4.0], [-1.0, 8.0]])
+    product[5] = torch.nan  # behind the last group
+    slots, offs = torch.tensor([3, 0, 5, 2, 1, 4]), torch.tensor([2, 5], dtype=torch.int32)
+    rows = product.float().masked_fill(product.isnan(), 0)[slots.argsort()].view(3, 2, 4)
+    want = rows[:, 0] * weights[:, :1] + rows[:, 1] * weights[:, 1:]
+    assert torch.equal(add(product, offs, slots, weights), want.bfloat16())

@@ -17,7 +17,7 @@ import gemmtune
 ROOT = Path(gemmtune.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version", "foreign", "regex"),
+    ("errors", "version", "foreign", "regex", "warning"),
     ("page",),
     ("setting_types", "operand_kinds", "ownership", "locking", "replacing", "forks", "interrupts", "project_file", "threads"),
     ("settings",),

@@ -15,6 +15,7 @@ import pytest
 import torch
 from fake_choices import CLAIMS, Fake
 from fixed_backend import install
+from test_proof import stepped, work_of
 from test_ranges import intervals, untimed
 
 import gemmtune
@@ -28,6 +29,7 @@ from gemmtune.numerics.reduction import Reduction, even_parts, parts_of, reducti
 from gemmtune.problem import Problem
 from gemmtune.problem.grouped_compositions import spans
 from gemmtune.problem.rows import row_classes
+from gemmtune.selector import invariant
 from gemmtune.selector.range_result import RangeResult
 from gemmtune.selector.reduction_classes import mean_loss
 from gemmtune.selector.segments import INVARIANT, Table
@@ -475,6 +477,18 @@ def test_each_class_has_likely_choices_at_every_m():
     assert [choice.name[-1] for choice in _unalike(made)] == ["0", "2", "4"], "two that differ along K alone, three of a family"
     filtered = dataclasses.replace(work, settings=dataclasses.replace(quick, choice_denylist_regex="cuda:.*"))
     assert {choice.backend for choice in offered_in(filtered, 1, [whole])} == {"triton"}
+
+
+def test_three_choices_of_each_class_compete_at_an_m():
+    reduction = Reduction.alone("shared")
+    shared = {name: stepped(name, legal=frozenset({64}) if name == "u" else None) for name in "abcdeuvwxyz"}
+    shared = {name: dataclasses.replace(x, claims=dataclasses.replace(CLAIMS, reduction=reduction)) for name, x in shared.items()}
+    others = {name: stepped(name, invariant=False, baseline=name == "torch") for name in (*"pqrst", "torch")}
+    at_4, at_64 = ({name: float(i) for i, name in enumerate(names)} for names in ([*others, *"abcde"], "uvwxyz"))
+    work = work_of({4: at_4, 64: at_64}, **shared, **others)
+    work.rough.update({4: at_4, 64: at_64})
+    assert list(invariant._entrants_at_tuned(work, 4, [reduction])) == [*"pqr", "torch", *"abc", *"vwx"]
+    assert list(invariant._entrants_between(work, 16, [reduction], ())) == ["torch", *"pqr", *"abc", *"vwx"]
 
 
 def test_texts_of_reductions():

@@ -234,6 +234,29 @@ def test_features_of_kernels_with_one_stage_are_finite():
     assert np.isfinite(found).all()
 
 
+def test_features_are_those_that_the_shipped_models_learned():
+    """2 x 32 tiles on 132 multiprocessors, with 7.4 TFLOP/s each and a memory of 4800 GB/s. Four blocks divide the K of a tile."""
+    dense_us = {"memory_us": 2 * (4096 * 2048 + 96 * 2048 + 96 * 4096) / 4.8e6, "multiply_us": 2 * 96 * 4096 * 2048 / (7.4e6 * 132)}
+    line, summed = 64 * 2 + 128 * 2, 2 * 16 * 32  # bytes along K, and the K of two rounds of blocks
+    multiply_us, read_us = summed * 64 * 128 * 2 / 7.4e6, summed * line * 132 / 4.8e6
+    floor = max(dense_us.values()) + 2
+    logarithms = {
+        "block_m": 64, "block_n": 128, "block_k": 32, "stages": 4, "warps": 8, "splits": 4, "cluster": 1, "parts": 4, "per_sm": 1,
+        "m": 96, "n": 4096, "k": 2048, "scale_block": 2048, **{name: us + 2 for name, us in dense_us.items()},
+        "cache": 4096 * 2048 * 2 / (60 * 2**20), "waves": 64 * 4 / 132, "steps": 16, "traffic": 64 * 2048 * line / 4.8e6 + 0.1,
+        "partials": 64 * 4 * 64 * 128 * 8 / 4.8e6 + 0.1, "in_flight": line * 32 * 3, "multiply_path": multiply_us / floor + 0.01,
+        "read_path": read_us / floor + 0.01, "path": read_us / floor + 0.01,
+    }  # fmt: skip
+    others = {"pdl": 0, "group_m": 8, "unrolled": 1, "swap": 0, "bits": 16, "zero": 0, "family": 1, "tail": 64 * 4 / 132 / 2}
+    expected = {name: np.log2(x) for name, x in logarithms.items()} | others | {"filled_m": 96 / 128, "filled_n": 1}
+    described = Described.of("triton:mm_64x128x32_s4_w8_k4", {"tile": (64, 128, 32), "stages": 4, "warps": 8, "splits": 4})
+    found = dict(zip(NAMES, features(dense(96, 4096, 2048), H200, [described])[0], strict=True))
+    assert found == pytest.approx(expected, rel=1e-5)
+    expected = {"bits": 4, "scale_block": 7, "cache": expected["cache"] - 2, "in_flight": np.log2((64 * 2 + 128 / 2) * 32 * 3)}
+    found = dict(zip(NAMES, features(few_bits(96, 4096, 2048), H200, [described])[0], strict=True))
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
 def test_features_count_the_rounds_of_the_busiest_multiprocessor():
     problem, tile = few_bits(1024, 4096, 4096), (256, 128, 128)  # 4 x 32 tiles, 32 steps of K
     names = {

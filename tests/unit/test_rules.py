@@ -365,6 +365,7 @@ def test_arguments_follow_the_order_of_torch() -> None:
     assert OPERATIONS["mm"].arguments == ("a", "b")
     assert OPERATIONS["addmm"].arguments == OPERATIONS["baddbmm"].arguments == ("inp", "a", "b")
     assert OPERATIONS["mm_plus_mm"].arguments == ("a", "b", "c", "d")
+    assert [OPERATIONS["bsr_addmm"].argument(role) for role in ("inp", "a", "b")] == ["inp", "x", "bsr"], "names in errors"
 
 
 def test_rejects_operands_beyond_any_memory() -> None:

@@ -7,7 +7,6 @@ import hashlib
 import os
 import platform
 import shutil
-import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from ...cache import cached, why_nothing_new
 from ...errors import GemmtuneError, UnavailableError
 from ...toolchain.made_once import compile_text, made_once, opened
 from ...toolchain.tool import version_text
+from ...warning import warn
 
 FOLDER, TRIALS = "cpp", "trials"
 TRIAL = 'extern "C" void gemmtune_trial() {}\n'
@@ -91,7 +91,7 @@ def _why_broken(compiler: Compiler, path: Path) -> str | None:
         )
     except (GemmtuneError, OSError) as error:
         reason = f"{compiler.path} makes no library that can be loaded: {error}; repair it, or put another compiler first on PATH"
-        warnings.warn(f"{reason}. Until then torch runs where no compiled kernel is in the cache.", RuntimeWarning, stacklevel=2)
+        warn(f"{reason}. Until then torch runs where no compiled kernel is in the cache.")
         return reason
     return None
 

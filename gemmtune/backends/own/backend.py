@@ -1,7 +1,5 @@
 """The own backend: offers declared GEMMs and the choices of whole backends of other packages."""
 
-import warnings
-
 from ...choice import Availability, Backend, Choice, Offers, Refusal
 from ...declaration.legality import why_not
 from ...declaration.subject import Subject
@@ -9,6 +7,7 @@ from ...device import DeviceInfo
 from ...errors import GemmtuneError
 from ...problem import Problem
 from ...settings import Settings, current
+from ...warning import warn
 from .choice import NAME, OwnChoice
 from .targets import GROUP, Loaded, installed_targets, loaded, targets_of
 
@@ -49,7 +48,7 @@ def _offers_of(target: str, problem: Problem, device: DeviceInfo, settings: Sett
     try:
         source = loaded(target)
     except GemmtuneError as error:
-        warnings.warn(f"{name} is left out: {error}", RuntimeWarning, stacklevel=2)
+        warn(f"{name} is left out: {error}")
         return Offers(refusals=(Refusal(name=name, reason=str(error)),))
     if not isinstance(source.found, Subject):
         return _of_a_backend(source.found, name, problem, device, settings)
@@ -74,7 +73,7 @@ def _of_a_backend(backend: Backend, name: str, problem: Problem, device: DeviceI
         return Offers(choices=choices, refusals=tuple(offers.refusals))
     except Exception as error:  # noqa: BLE001 - any exception of another package's code is reported with its type
         reason = f"its backend failed to offer choices: {type(error).__name__}: {error}"
-        warnings.warn(f"{name} is left out: {reason}", RuntimeWarning, stacklevel=3)
+        warn(f"{name} is left out: {reason}")
         return Offers(refusals=(Refusal(name=name, reason=reason),))
 
 
