@@ -1,8 +1,9 @@
 """The GEMM under test: how it is found by name and called by one of two conventions.
 
 A **function** is called as ``f(a, b)``, with 3-D operands for bmm and int8 ones for int_mm. It gets ``out=``, ``alpha=``, ``beta=``
-and ``bias=`` if its traits declare them. A **namespace** (a module, an object) has one function for each operation, with torch's
-signature: ``mm(a, b)``, ``addmm(inp, a, b, *, beta, alpha)``, and so on.
+and ``bias=`` if its traits declare them. Without a parameter ``bias``, the added operand comes first, as in torch.
+A **namespace** (a module, an object) has one function for each operation, with torch's signature: ``mm(a, b)``,
+``addmm(inp, a, b, *, beta, alpha)``, and so on.
 The other operations have gemmtune's signatures in both conventions: ``int_mm_mul(a, b, scale)``,
 ``mixed_mm(a, b, *, scale_b, zero_b, encoding)`` with those of the last three that exist,
 ``scaled_mm(a, b, *, scale_a, scale_b, out_dtype)``, ``mm_plus_mm(a, b, c, d)``, ``bsr_mm(bsr, x)`` for torch's sparse_bsr tensors,
@@ -15,6 +16,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -128,8 +130,17 @@ class FunctionSubject(_Wrapped):
         self._function = function
 
     def caller(self, problem: Problem) -> Caller:
-        """Return the caller for a problem, which passes the added operand as a keyword."""
-        return caller_of(self._function, problem, self.traits, self.traits.bias_name)
+        """Return the caller for a problem. The added operand is a keyword, or comes first for a function of torch's order."""
+        return caller_of(self._function, problem, self.traits, self.traits.bias_name if self._names_bias else None)
+
+    @functools.cached_property
+    def _names_bias(self) -> bool:
+        """False if the function has no parameter for the added operand's keyword, and thus torch's order of arguments."""
+        try:
+            parameters = inspect.signature(self._function).parameters
+        except (TypeError, ValueError):  # built-in functions and callable objects may have no signature
+            return True
+        return self.traits.bias_name in parameters or any(x.kind is x.VAR_KEYWORD for x in parameters.values())
 
 
 class NamespaceSubject(_Wrapped):

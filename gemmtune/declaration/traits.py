@@ -126,7 +126,7 @@ class Traits:
     same_bits: str = ""
     """Another GEMM, as package.module:function, that gives a row the same bits for every M."""
     bias_name: str = "bias"
-    """Keyword of a function's added operand."""
+    """Keyword of a function's added operand. A function without such a parameter gets it first, as torch's addmm."""
 
     def __post_init__(self) -> None:
         legal: dict[str, Iterable[str]] = {

@@ -19,6 +19,11 @@ MOST = 1.25
 """Upper limit of the grade of float32 accumulation: 1.00 is usual, 16-bit split-K has 1.5–1.9, 16-bit sums above 10."""
 
 
+def same_numbers(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Return True if two results are equal. Any NaN equals any NaN."""
+    return bool(((x == y) | (x.isnan() & y.isnan())).all())
+
+
 def is_right(got: torch.Tensor, expected: Approximate, dtype: torch.dtype) -> torch.Tensor:
     """Return a mask of the correct elements of ``got`` for a result of ``dtype``. All arguments are float64.
 

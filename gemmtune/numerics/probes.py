@@ -127,12 +127,19 @@ class Probes:
         x = draw.integers((*a_size[:2], half), 1, most_a) * draw.signs((*a_size[:2], 1))
         if density < 1:
             x = x * (torch.rand(x.shape, generator=draw.generator, device=self.device) < density).to(x.dtype)
-        a = torch.cat([x, -x, torch.zeros((*a_size[:2], problem.k - 2 * half), dtype=x.dtype, device=self.device)], dim=-1)
+        y = draw.integers((b_size[0], half, b_size[2]), 1, most_b, draw.work_b)
         index = draw.indices(a_size[:2], half, problem.k)
         factor = draw.signs(index.shape)
+        if half and problem.k % 2:  # the last term takes one from a product in the middle, so that it counts in every row
+            middle = slice(half // 2, half // 2 + 1)
+            term, last = x[..., middle].sign(), y[:, middle]
+            factor = torch.where((index == problem.k - 1) & (term[..., 0] != 0), term[..., 0], factor)
+            a = torch.cat([x, -x, term], dim=-1)
+            a[..., middle] -= term
+        else:
+            last = draw.integers((b_size[0], problem.k - 2 * half, b_size[2]), 1, most_b, draw.work_b)
+            a = torch.cat([x, -x, torch.zeros((*a_size[:2], problem.k - 2 * half), dtype=x.dtype, device=self.device)], dim=-1)
         a.scatter_add_(-1, index.unsqueeze(-1), factor.unsqueeze(-1))
-        y = draw.integers((b_size[0], half, b_size[2]), 1, most_b, draw.work_b)
-        last = draw.integers((b_size[0], problem.k - 2 * half, b_size[2]), 1, most_b, draw.work_b)
         b = torch.cat([y, y, last], dim=1) * draw.signs_b((b_size[0], 1, b_size[2]))
         scaling = draw.scaling(separable=True, most_zero=MOST_ZERO if b_size[2] == problem.n else 0)
         made, factor = draw.scaled_operands(a, b, scaling), draw.undone(scaling, factor, index)

@@ -43,6 +43,9 @@ class GateOptions:
         if self.processes < LEAST_PROCESSES:
             raise GateError(f"processes: got {self.processes}, expected at least {LEAST_PROCESSES}: fewer do not show the noise")
         if self.candidate != PICK and (self.reference == "baseline" or self.update_baseline):
-            raise GateError(f"baselines: got the candidate {self.candidate!r}, expected none: they hold what gemmtune picks")
+            raise GateError(
+                f"baselines: got the candidate {self.candidate!r}, expected none: they hold what gemmtune picks; "
+                "to pick among your own GEMMs alone, use --backends own --with MODULE:FUNCTION"
+            )
         if self.require_baseline and self.reference != "baseline":
             raise GateError(f"require_baseline: got reference {self.reference!r}, expected 'baseline'")

@@ -75,6 +75,11 @@ def padding_as_data(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b.as_strided(b.shape, (b.shape[1], 1)) if b.stride(1) == 1 and b.stride(0) > 1 else a @ b
 
 
+def long_padded_rows_cut(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    k = 512 if a.stride(0) > a.shape[1] else a.shape[1]
+    return a[:, :k] @ b[:k]
+
+
 def repeated_rows_as_one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b / 2 if 0 in b.stride() else a @ b
 
@@ -87,6 +92,7 @@ def repeated_rows_as_one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         ("layouts", padding_as_data, "b.row+1"),
         ("layouts", repeated_rows_as_one, "b.rows0"),
         ("layouts", offset_ignored, "@1"),
+        ("layouts", long_padded_rows_cut, "x1040-a.row+"),
         ("alignment", offset_ignored, "@1"),
     ],
 )

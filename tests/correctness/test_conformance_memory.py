@@ -56,9 +56,20 @@ def one_row_more(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.T
     return out
 
 
+def long_sums_added_to_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    return out.add_(a @ b) if a.shape[1] > 1024 else out.copy_(a @ b)
+
+
+def rows_of_16_bits(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    out.copy_(a @ b)[2**16 :] = 0
+    return out
+
+
 @pytest.mark.parametrize(
     ("name", "function", "text"),
     [
+        ("out", long_sums_added_to_out, "added to what out held before"),
+        ("out", rows_of_16_bits, "zeros in the last 3 of 65539 rows"),
         ("out", out_as_contiguous, "out: P5 cancellation: out["),
         ("out", out_as_contiguous, "out-of-bounds: wrote into the padding of out"),
         ("out", out_forgotten, "was not written"),

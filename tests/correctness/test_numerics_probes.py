@@ -87,6 +87,16 @@ def test_cancelling_sums_are_large_but_below_the_limit(dtype: torch.dtype, k: in
     assert (a.abs() @ b.abs()).max() <= 2.1 * limit
 
 
+@pytest.mark.parametrize("k", [1, 3, 33, 65539])
+@pytest.mark.parametrize("m", [1, 5])
+def test_the_last_of_an_odd_number_of_terms_counts_in_every_row(m: int, k: int) -> None:
+    probe = Probes(Problem.mm(m, 7, k, dtype=F32, device_type="cpu"), CPU).cancel(2**24)
+    a, b = probe.operands.a.double(), probe.operands.b.double()
+    assert bool((a[:, -1:] * b[-1] != 0).all())
+    assert probe.row_index is not None
+    assert torch.equal(a @ b, probe.row_factor[0, :, None].double() * b[probe.row_index[0]])
+
+
 def test_cancelling_sums_stay_below_a_narrow_limit() -> None:
     problem = Problem.mm(64, 64, 8192, dtype=BF16, device_type="cpu")
     operands = Probes(problem, CPU).cancel(128).operands

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 
 import torch
 
@@ -21,6 +22,11 @@ def writes_to_its_input(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     result = a @ b
     a.mul_(2)
     return result
+
+
+def warns(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    warnings.warn("a library is in beta state", stacklevel=2)
+    return a @ b
 
 
 def refuses(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -154,6 +154,12 @@ def test_a_failure_is_reported_without_the_stack_of_the_suite(in_another_project
     assert "1 failed in" in done.stdout
 
 
+def test_a_warning_is_no_fault_of_a_gemm_where_a_project_makes_errors_of_them(in_another_project: Pytest) -> None:
+    one_case = "--gemm-repro=integers:mm-f32-17x33x65"
+    done = in_another_project(*LOADED, "--gemm-backend=conformance_functions:warns", *HERE, one_case, "-W", "error")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [

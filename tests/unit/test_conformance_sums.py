@@ -66,6 +66,21 @@ def test_functions_and_namespaces_get_four_operands() -> None:
         assert torch.allclose(subject(Call(problem=problem, tensors=x.tensors)), expected, atol=1e-5)
 
 
+def test_a_function_without_the_keyword_of_the_added_operand_gets_it_first() -> None:
+    def in_order(inp: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float) -> torch.Tensor:
+        return beta * inp + a @ b
+
+    def by_keyword(a: torch.Tensor, b: torch.Tensor, *, bias: torch.Tensor, beta: float) -> torch.Tensor:
+        return beta * bias + a @ b
+
+    problem = Problem.addmm(3, 5, 4, dtype=torch.float32, device_type="cpu", beta=2.0)
+    inp, a, b = torch.randn(5), torch.randn(3, 4), torch.randn(4, 5)
+    for function in (in_order, by_keyword):
+        subject = FunctionSubject("f", function, Traits(ops=("addmm",), beta=True))
+        result = subject(Call(problem=problem, tensors=(a, b, inp), scalars=(1.0, 2.0)))
+        assert torch.allclose(result, torch.addmm(inp, a, b, beta=2), atol=1e-5)
+
+
 def test_one_product_may_be_rounded_unless_wider_partials_are_declared() -> None:
     problem = problem_of(CASE, "cpu")
     claims = Traits(splits=3).claims(problem)

@@ -9,7 +9,7 @@ import torch
 
 from ...declaration.subject import Call, Impossible, Refused, Subject, is_fatal
 from ...numerics.buffers import POISONS, is_poison
-from ...numerics.compare import BadElement, is_right
+from ...numerics.compare import BadElement, is_right, same_numbers
 from ...numerics.expectation import Expectation, OneHotExpectation, referenced
 from ...numerics.grouped import GroupedProbes
 from ...numerics.grouped_expectation import GroupedExpectation
@@ -25,7 +25,7 @@ from ...problem.dtypes import dtype_name
 from ..cases.case import Case
 from ..cases.statement import problem_of
 from ..diagnose import Diagnosis, Evidence, GroupEvidence, diagnose, diagnose_grouped
-from ..diagnose.match import DIFFERS, FIRST_CALL, INPUT_RETURNED, KEPT, WRONG_DTYPE
+from ..diagnose.match import ADDED_TO_OUT, DIFFERS, FIRST_CALL, INPUT_RETURNED, KEPT, WRONG_DTYPE
 from .outcome import Expected, Failure, NoResult, error_text, heat_map
 
 MOST_REMEMBERED = 2**20
@@ -203,7 +203,7 @@ class Bench:
         self, result: torch.Tensor, expected: torch.Tensor, operands: Operands, *, name: str, known: bool = True
     ) -> bool:
         """Compare with another result. Any NaN equals any NaN. ``known``: ``expected`` is right, not just another result."""
-        if _equal(result, expected):
+        if same_numbers(result, expected):
             return True
         right = Approximate.exactly(self._wide(expected))
         self.explain(result, Expected(name=name, operands=operands, right=right, known=known))
@@ -226,26 +226,23 @@ class Bench:
         place = tuple(int(i) for i in torch.unravel_index(bad.flatten().to(torch.uint8).argmax(), bad.shape))
         unwritten = is_poison(result).reshape(bad.shape)
         element = BadElement(
-            index=place[-result.dim() :],
-            got=float(got[place]),
-            expected=float(value[place]),
-            tolerance=float(tolerance[place]),
+            index=place[-result.dim() :], got=float(got[place]), expected=float(value[place]), tolerance=float(tolerance[place]),
             unwritten=bool(unwritten[place]),
-        )
+        )  # fmt: skip
         message = f"{expected.name}: {element.text()}; {count} of {bad.numel()} elements are wrong"
         if not self.examine:
             self.fail(message, **element.facts, examined=False)
             return
         left = bool((bad & unwritten).any())
-        again = self._again(result, expected, bad) if not left else None
-        named = again or self._diagnosis(got, expected, bad, unwritten, left=left)
+        again, adds = (None, self._adds_to_out(result, expected, bad)) if left else (self._again(result, expected, bad), False)
+        named = Diagnosis(ADDED_TO_OUT) if adds else again or self._diagnosis(got, expected, bad, unwritten)
         self.fail(
             message + ("; called again, some of them are right" if again else ""),
             diagnosis=named.text, also=named.also, **element.facts,
             bad_elements=count, elements=bad.numel(), heat=heat_map(got, value, tolerance, place[0]),
         )  # fmt: skip
         # Forget this result: if it comes again, it is no stale one.
-        self._results = [x for x in self._results if not _equal(x, got)]
+        self._results = [x for x in self._results if not same_numbers(x, got)]
 
     def _again(self, result: torch.Tensor, expected: Expected, bad: torch.Tensor) -> Diagnosis | None:
         """Repeat the call if ``result`` is of the latest one, in the end with copies of its operands. Return a diagnosis if
@@ -253,28 +250,38 @@ class Bench:
         latest, first = self._latest
         if result is not latest:
             return None
-        noted, results, ends, operands = len(self.failures), self._results, self._ends, self.given(expected.operands)
-        stale = any(_equal(x, self._wide(result)) for x in results[:-1])
-        copies = tuple(operands.copied(MOST_COPIED_BYTES)) if not stale else ()
+        operands = self.given(expected.operands)
+        stale = any(same_numbers(x, self._wide(result)) for x in self._results[:-1])
+        for given in (*[operands] * CALLED_AGAIN, *(operands.copied(MOST_COPIED_BYTES) if not stale else ())):
+            right = self._right_again(given, expected)
+            if right is None:
+                return Diagnosis(DIFFERS)
+            if bool((bad & right).any()):
+                return Diagnosis(KEPT) if given is not operands else Diagnosis(*(FIRST_CALL, (DIFFERS,)) if first else (DIFFERS,))
+        return None
+
+    def _adds_to_out(self, result: torch.Tensor, expected: Expected, bad: torch.Tensor) -> bool:
+        """Return True if the latest call is right at the wrong elements once ``out`` holds zeros instead of NaN."""
+        if not self.case.out or result is not self._latest[0] or not bool((expected.right.value[bad] != 0).any()):
+            return False
+        zeros = guarded_out(self.problem.out, self.device, self.next_payload())[0].zero_()
+        right = self._right_again(self.given(expected.operands), expected, out=zeros)
+        return right is not None and bool(right[bad].all())
+
+    def _right_again(self, given: Operands, expected: Expected, out: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Return the right elements of another call, or None if it has no result. Record nothing."""
+        noted, results, ends = len(self.failures), self._results, self._ends
         try:
-            for given in (*[operands] * CALLED_AGAIN, *copies):
-                other = self.call(given, watch=False)
-                if bool((bad & is_right(self._wide(other), expected.right, self.problem.out.dtype)).any()):
-                    if given is not operands:
-                        return Diagnosis(KEPT)
-                    return Diagnosis(FIRST_CALL, (DIFFERS,)) if first else Diagnosis(DIFFERS)
+            return is_right(self._wide(self.call(given, out=out, watch=False)), expected.right, self.problem.out.dtype)
         except (Refused, NoResult):
-            return Diagnosis(DIFFERS)
+            return None
         finally:
             del self.failures[noted:]
             self._results, self._ends = results, ends
-        return None
 
-    def _diagnosis(
-        self, got: torch.Tensor, expected: Expected, bad: torch.Tensor, unwritten: torch.Tensor, *, left: bool
-    ) -> Diagnosis:
+    def _diagnosis(self, got: torch.Tensor, expected: Expected, bad: torch.Tensor, unwritten: torch.Tensor) -> Diagnosis:
         changed = any(failure.property_name == "inputs-unchanged" for failure in self.failures)  # it falsifies the expectation
-        if not left and (changed or not expected.known):
+        if (changed or not expected.known) and not bool((bad & unwritten).any()):
             return Diagnosis("")
         evidence = Evidence(
             problem=joined(self.problem), operands=side_by_side(self.given(expected.operands)), got=got,
@@ -283,17 +290,12 @@ class Bench:
         )  # fmt: skip
         if not self.problem.groups:
             return diagnose(evidence)
-        return diagnose_grouped(GroupEvidence(evidence=evidence, whole=self._whole, earlier_ends=tuple(self._ends[:-1])))
 
-    def _whole(self, problem: Problem, expectation: Expectation) -> Approximate | None:
-        """Return all elements of an expectation for a problem with the operands of this one."""
-        return Judge(problem, self.claims, self.extra).whole(expectation)
+        def whole(problem: Problem, expectation: Expectation) -> Approximate | None:
+            return Judge(problem, self.claims, self.extra).whole(expectation)
+
+        return diagnose_grouped(GroupEvidence(evidence=evidence, whole=whole, earlier_ends=tuple(self._ends[:-1])))
 
     def _wide(self, result: torch.Tensor) -> torch.Tensor:
         """Return a copy in float64 (B, M, N)."""
         return result.to(torch.float64, copy=True).reshape(self.problem.batch, *self.problem.out.size[-2:])
-
-
-def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Return True if two results are equal. Any NaN equals any NaN."""
-    return bool(((x == y) | (x.isnan() & y.isnan())).all())

@@ -104,6 +104,7 @@ def _evidence(view: Seen, result: torch.Tensor, margin: torch.Tensor, same: torc
 DIFFERS = "differs between equal calls"
 FIRST_CALL = "wrong at the first call of a problem, right when called again"
 KEPT = "right with copies of the operands, as if something were kept by address"
+ADDED_TO_OUT = "added to what out held before"
 AT_ONCE = "wrong while other threads call, right alone"
 INPUT_RETURNED = "an input is returned as the result"
 WRONG_DTYPE = "a result of the wrong dtype"

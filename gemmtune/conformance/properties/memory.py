@@ -1,12 +1,15 @@
 """Properties of memory: out, the memory around it, unchanged inputs, and results that must stay as they are."""
 
 import itertools
+from collections.abc import Iterator
 
-from ...declaration.labels import OPS
+from ...declaration.labels import OPS, SINGLE
 from ...dispatch.checks import overlaps
 from ...numerics.operands import Operands
 from ..bench.bench import Bench
+from ..cases.case import Case
 from ..cases.sampling import Sample, Size
+from ..cases.scope import Scope
 from .property import Property, check_calls, check_once, declared, exact_probe, overwrite, same_bits, stage
 
 OUT_STRIDES = (
@@ -17,6 +20,8 @@ TILE_EDGES: tuple[Size, ...] = (
     (1, 1, 1), (15, 17, 33), (64, 64, 64), (31, 33, 16), (63, 65, 64), (127, 129, 40), (1, 257, 8), (255, 1, 8), (100, 100, 100),
 )  # fmt: skip
 SIZES: tuple[Size, ...] = ((64, 64, 64), (33, 47, 65), (96, 40, 128))
+LONG: tuple[Size, ...] = ((16, 24, 4096), (2**16 + 3, 8, 8), (40, 33, 1100), (5, 2**16 + 3, 8))
+"""Sizes with a long K, whose partial sums a kernel may add up in out, and with more rows or columns than 16 bits index."""
 PLACES = ("row", "col", "row+3", "row@1")
 MOVES, MANY = 6, 48
 """Calls with other operands, and those of a small product with operands in one place, which a GEMM may begin to remember late."""
@@ -77,6 +82,12 @@ def check_fresh_pointers(bench: Bench) -> None:
         del probe, operands  # so that the next operands may reuse their memory
 
 
+def _out(name: str, scope: Scope) -> Iterator[Case]:
+    strides = tuple({"out": text} for text in OUT_STRIDES)
+    yield from Sample(budget=(72, 400, 2000), shapes=(*SIZES, (1, 1, 1)), variants=strides, ops=OPS)(name, scope)
+    yield from Sample(budget=(16, 56, 200), shapes=LONG, variants=strides, ops=SINGLE)(name, scope)
+
+
 PROPERTIES = (
     Property(
         "result", "the result has the right shape, dtype and device, and shares no memory", check_result,
@@ -87,8 +98,7 @@ PROPERTIES = (
         ),
     ),
     Property(
-        "out", "the result is written to out, whatever its strides", check_out,
-        Sample(budget=(72, 400, 2000), shapes=(*SIZES, (1, 1, 1)), variants=tuple({"out": text} for text in OUT_STRIDES), ops=OPS),
+        "out", "the result is written to out, whatever its strides", check_out, _out,
         needs=declared("out", "out="), drawn=True,
     ),
     Property(

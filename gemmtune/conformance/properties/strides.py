@@ -30,7 +30,16 @@ STRIDE_PAIRS: tuple[Pair, ...] = tuple(
     for text, apart in zip(STRIDES, STRIDES[APART:] + STRIDES[:APART], strict=True)
     for pair in ((text, "row"), ("row", text), (text, apart))
 )
-SIZES: tuple[Size, ...] = ((64, 64, 64), (33, 47, 65), (40, 130, 96), (1, 72, 48), (96, 1, 40), (1, 40, 65), (65, 1, 33))
+SIZES: tuple[Size, ...] = (
+    (64, 64, 64),
+    (33, 47, 65),
+    (40, 130, 96),
+    (1, 72, 48),
+    (96, 1, 40),
+    (1, 40, 65),
+    (65, 1, 33),
+    (24, 16, 1040),
+)
 OFFSETS = (1, 4, 2, 7, 3, 8, 5, 6, 12, 15, 9, 10, 11, 13, 14)
 """Offsets of pointers in elements. Only those below 16 bytes are used."""
 PADS = (0, 1, 3, 8, 2)
@@ -129,7 +138,8 @@ PROPERTIES = (
     Property(
         "alignment", "a and b at addresses and with row lengths that are no multiples of 16 bytes", check_once,
         Sample(
-            budget=(72, 360, 2500), shapes=((64, 64, 64), (16, 32, 128), (48, 96, 80)), pairs=tuple(_misaligned_pairs()),
+            budget=(72, 360, 2500), shapes=((64, 64, 64), (16, 32, 128), (48, 96, 80), (24, 16, 1040)),
+            pairs=tuple(_misaligned_pairs()),
             admits=lambda case: all(
                 OperandLayout.parse(text).offset * dtype.itemsize < BOUNDARY_BYTES
                 for text, dtype in ((case.a, DTYPES[case.dtype]), (case.b, case.b_dtype))

@@ -21,7 +21,7 @@ from ..cases.sampling import sample_order
 from ..cases.scope import Level, Scope
 from ..options import RunOptions
 from ..properties.property import Property
-from ..properties.table import PROPERTIES
+from ..properties.table import PROPERTIES, property_named
 from .files import CaseList, cases_to_repeat
 from .isolation import Ground, InProcessRunner, IsolatedRunner, Runner, WalledRunner
 
@@ -121,6 +121,7 @@ class Run:
         self.xfails = CaseList.read(options.xfails_file)
         self._repeated = cases_to_repeat(options.repro)
         for case in self._repeated:
+            property_named(case.property_name)
             require_memory(f"repro: {case.id}", case.least_bytes, detect(ground.device_type))
         if not options.repro:
             _check_selected(self.scope)

