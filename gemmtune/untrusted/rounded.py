@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 import torch
 
-
 NARROWER: Mapping[torch.dtype, Mapping[str, int]] = MappingProxyType({
     torch.float32: {"tf32 or float16": 11, "bfloat16": 8},
     torch.float16: {"bfloat16": 8, "8-bit floats": 4},
