@@ -54,22 +54,25 @@ def rounded(x: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _has(error: torch.Tensor, pattern: torch.Tensor) -> bool:
     """Return True if errors, or those of some columns, have a share of the pattern that is no noise."""
-    error, pattern = _without_means(error), _without_means(pattern.double())
     columns = error.shape[-1]
-    count = max(columns // COLUMNS, 1)
-    part = torch.arange(columns, device=error.device) * count // columns
-    sums = torch.stack([(x * y).sum((0, 1)) for x, y in ((error, pattern), (pattern, pattern), (error, error))])
-    ones = torch.full_like(sums[:1], error.shape[0] * error.shape[1])
-    of_parts = sums.new_zeros(4, count).index_add_(1, part, torch.cat([sums, ones]))
+    part = torch.arange(columns, device=error.device) * max(columns // COLUMNS, 1) // max(columns, 1)
+    error, pattern = _without_means(error, part), _without_means(pattern.double(), part)
+    ones = torch.ones_like(error)
+    sums = torch.stack([(x * y).sum((0, 1)) for x, y in ((error, pattern), (pattern, pattern), (error, error), (ones, ones))])
+    of_parts = _added_up(sums, part)
     both, squares, own, elements = torch.cat([of_parts, of_parts.sum(1, keepdim=True)], dim=1)
     share = both / squares  # NaN if nothing is rounded
     noise = ((own - share * both).clamp_min(0) / elements / squares).sqrt()
     return bool(((share > LEAST_SHARE) & (share > LEAST_SIGMAS * noise) & (elements >= LEAST_ELEMENTS)).any())
 
 
-def _without_means(x: torch.Tensor) -> torch.Tensor:
+def _added_up(x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """Return the sums of the columns of each part."""
+    return x.new_zeros(*x.shape[:-1], max(x.shape[-1] // COLUMNS, 1)).index_add_(-1, part, x)
+
+
+def _without_means(x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     """Return a matrix without the means of its rows and columns: a bias of all sums is no sign of rounded operands."""
-    for dim in (-1, -2):
-        if x.shape[dim] > 1:
-            x = x - x.mean(dim, keepdim=True)
-    return x
+    if x.shape[-1] > 1:
+        x = x - (_added_up(x, part) / _added_up(torch.ones_like(x), part)).index_select(-1, part)
+    return x - x.mean(-2, keepdim=True) if x.shape[-2] > 1 else x
