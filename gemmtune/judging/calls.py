@@ -13,7 +13,7 @@ from ..declaration.subject import Subject
 from ..untrusted.candidate import Candidate
 from ..untrusted.shape import Shape
 from ..untrusted.trial import Trial
-from ..untrusted.twin import Twin
+from ..untrusted.twin import InUse, Twin
 from . import sizes
 from .levels import Level
 
@@ -59,9 +59,10 @@ def timed_calls(
     taken: Sequence[Case],
     named: Sequence[int],
     twin: Twin | None,
+    in_use: InUse | None,
 ) -> Iterator[Shape]:
     """Yield the calls of each shape. ``taken`` are the cases of the suite that the GEMM took, ``named`` numbers of its source."""
-    ops, trial = timed_ops(subject), Trial(subject, candidate, rival, twin)
+    ops, trial = timed_ops(subject), Trial(subject, candidate, rival, twin, in_use)
     of_op = {op: tuple(dict.fromkeys(case.dtype for case in taken if case.op == op)) for op in ops}
     of_op = {op: dtypes for op, dtypes in of_op.items() if dtypes} or dict.fromkeys(ops[:1], ())
     if not of_op:

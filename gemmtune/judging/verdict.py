@@ -28,7 +28,7 @@ from ..untrusted.conduct import Conduct, Finding
 from ..untrusted.shape import Shape, note_calls
 from ..untrusted.subject import rival, subject_of
 from ..untrusted.target import Target
-from ..untrusted.twin import Twin, tells
+from ..untrusted.twin import InUse, Twin, tells
 from .calls import timed_calls
 from .levels import LEVELS, MOST_CALL_S, Level
 from .sizes import named_in
@@ -244,14 +244,17 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options, named: 
     if any(finding.kind is Conduct.HUNG for finding in candidate.findings):
         return dataclasses.replace(verdict, reason="not timed: it does not answer")
     watch = Watch(detect(options.device))
-    alone = subject.traits.calls_torch or options.device != "cpu" or not tells()
-    twin = None if alone else Twin(candidate, options.declared, sandbox=options.sandbox, timeout_s=options.timeout_s)
+    sandbox, timeout_s, on_cpu = options.sandbox, options.timeout_s, options.device == "cpu"
+    in_use = InUse(candidate, options.declared, sandbox=sandbox, timeout_s=timeout_s) if on_cpu else None
+    alone = subject.traits.calls_torch or not on_cpu or not tells()
+    twin = None if alone else Twin(candidate, options.declared, sandbox=sandbox, timeout_s=timeout_s)
     try:
         taken = [x.case for x in values.executed]
-        shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, taken, named, twin))
+        shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, taken, named, twin, in_use))
     finally:
-        if twin is not None:
-            twin.close()
+        for other in (twin, in_use):
+            if other is not None:
+                other.close()
     verdict = dataclasses.replace(verdict, busy=watch.seen())
     note_calls(candidate, shapes)
     work = "" if any(shape.wrong for shape in shapes) else _work_of_torch(subject, candidate, shapes)

@@ -17,10 +17,11 @@ from ..problem import Problem
 from ..timing.rounds import tie
 from ..untrusted.candidate import Candidate, CandidateEnded, RemoteError
 from ..untrusted.conduct import Conduct
+from ..untrusted.kinds import KINDS
 from ..untrusted.shape import note_calls
 from ..untrusted.subject import rival, subject_of
 from ..untrusted.target import NOTHING, Target
-from ..untrusted.trial import KINDS, Trial
+from ..untrusted.trial import Trial
 from ..warning import warn
 
 CALLS, CALLS_S = 60, 4.0

@@ -89,17 +89,16 @@ class Candidate:
         self.inputs: object = None
         """Sizes and dtypes of the inputs that a model names itself, as its process says."""
         self.place: int | None = None
-        """Page at which the operands of the next calls begin, or None for any page."""
+        """Byte at which the operands of the next calls begin, or None for any page."""
         self.watches = True
         """True if the inputs are compared after each call."""
-        self.profiling = False
-        """True if the operations of torch in the next calls are counted in ``ran``."""
-        self.in_graph = False
-        """True if the times of the next calls are those of calls in a CUDA graph."""
+        self.profiling = self.in_graph = False
+        """True if the operations of torch in the next calls are counted in ``ran``, or if times are those in a CUDA graph."""
+        self.manner: Mapping[str, object] | None = None
+        """Manner of the next calls if they are as programs make them."""
         self.ran: Mapping[str, int] = {}
         self._memory = Memory(self.device)
-        self._sandbox = sandbox
-        self._timeout_s = timeout_s
+        self._sandbox, self._timeout_s = sandbox, timeout_s
         self._fork: Fork | None = None
         self._record = Record()
         self._idle_s = self._busy_s = self._answered_s = self._started_s = 0.0
@@ -132,10 +131,12 @@ class Candidate:
             self.note(Conduct.ENDED, self._fork.how_ended().splitlines()[0])
         self.close()
         self._fork = Fork(self._memory.fd, gpu=self.device.type != "cpu", sandbox=self._sandbox)
-        question = {"do": "open", "device": str(self.device), "bytes": self._memory.size, "handle": self._memory.handle()}
-        question["twin"] = self.is_twin
-        ops = (*OPS, NOTHING) if self.target is TORCH else OPS
-        answer = self._ask(question | {"target": asdict(self.target), "ops": ops}, max(self._timeout_s, IMPORT_S))
+        question = {
+            "do": "open", "device": str(self.device), "bytes": self._memory.size, "handle": self._memory.handle(),
+            "twin": self.is_twin, "ops": (*OPS, NOTHING) if self.target is TORCH else OPS,
+            "target": asdict(self.target) | {"trained": self.manner is not None},
+        }  # fmt: skip
+        answer = self._ask(question, max(self._timeout_s, IMPORT_S))
         self.inputs = answer.get("inputs")
         self._threads, self._bytes = self._fork.threads(), self._fork.resident_bytes()
         self._standing = standing()
@@ -168,7 +169,7 @@ class Candidate:
         room = min(self._memory.size - end, self._most_result)
         question = {
             "do": "call", "function": function, "result": end, "room": room, "flags": flags_here(), "profiled": self.profiling,
-            "in_graph": self.in_graph,
+            "in_graph": self.in_graph, "manner": self.manner,
             "args": [argument(x, placed) for x in args], "kwargs": {name: argument(x, placed) for name, x in kwargs.items()},
         }  # fmt: skip
         if self.device.type != "cpu":

@@ -22,6 +22,7 @@ from ..numerics.probes import Probes
 from ..numerics.reference import Reference, Region, as_batches, reference
 from ..problem import Layout, Problem
 from ..problem.dtypes import dtype_info
+from .rounded import rounded_to
 from .variations import structure
 
 WHOLE_MACS = 2**18
@@ -103,7 +104,7 @@ class Checker:
             return self._found(result, expectation)
         known = reference(operands, self._region())
         named = Referenced(name="random data", operands=operands, references=(known,))
-        return self._found(result, named) or self._freivalds(result, operands) or self._rough(result, known)
+        return self._found(result, named) or self._freivalds(result, operands) or self._rough(result, known, operands)
 
     def _found(self, result: torch.Tensor, expectation: Expectation) -> Trouble | None:
         finding = self._judge.find(result, expectation, UNWRITTEN if result.dtype != torch.bfloat16 else NO_BITS)
@@ -168,17 +169,26 @@ class Checker:
         """
         return math.sqrt(self.problem.k / 3)
 
-    def _rough(self, result: torch.Tensor, known: Reference) -> Trouble | None:
+    def _rough(self, result: torch.Tensor, known: Reference, operands: Operands) -> Trouble | None:
         if (mean := self._mean_errors()) is None:
             return None
-        got = known.region.of(as_batches(result)).double()
-        error, right, magnitude = (_rms(x) for x in (got - known.value, known.value, known.magnitude))
-        allowed = mean[0] * right + mean[1] * max(magnitude, right * self._growth)
-        if error <= allowed or not math.isfinite(magnitude):
+        errors = known.region.of(as_batches(result)).double() - known.value
+        error, right, magnitude = (_rms(x) for x in (errors, known.value, known.magnitude))
+        if not math.isfinite(magnitude):
             return None
-        return Trouble(
-            text=f"the mean error is {error:.3g}, expected at most {allowed:.3g} for {self._claims.accumulate} sums", rough=True
-        )
+        allowed = mean[0] * right + mean[1] * max(magnitude, right * self._growth)
+        if error > allowed:
+            sums = f"for {self._claims.accumulate} sums"
+            return Trouble(text=f"the mean error is {error:.3g}, expected at most {allowed:.3g} {sums}", rough=True)
+        if (narrower := self._rounded_to(errors, known.region, operands)) is None:
+            return None
+        return Trouble(text=f"the errors are those of operands rounded to {narrower}", rough=True)
+
+    def _rounded_to(self, errors: torch.Tensor, region: Region, operands: Operands) -> str | None:
+        if self.problem.encoding or self.problem.widens_b or self.problem.sparsity is not None or not operands.alpha:
+            return None
+        a, b = region.of(as_batches(operands.left)), as_batches(operands.right)
+        return rounded_to(errors / operands.alpha, a, b, self.problem.dtype, self._claims.input_mode)
 
 
 def _rms(x: torch.Tensor) -> float:

@@ -56,7 +56,7 @@ ADVICE: Mapping[Conduct, str] = MappingProxyType({
     Conduct.INPUTS: "Leave a and b, and the memory behind them, as they are.",
     Conduct.STALE: _CACHE,
     Conduct.REUSED: _CACHE,
-    Conduct.SOMETIMES: "Look for state that calls share: caches, buffers, threads that are not joined, counters.",
+    Conduct.SOMETIMES: "Look for state that calls share (caches, buffers, counters, threads), and for what depends on the caller.",
     Conduct.ROUGH: "Add up in float32, or declare what it does: --trait accumulate=float32:bfloat16 or --trait input_mode=tf32.",
     Conduct.TORCH: "Declare --trait calls_torch if torch is meant to do the work.",
     Conduct.SETTINGS: "Leave settings alone, or put them back before the call returns.",

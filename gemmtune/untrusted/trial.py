@@ -20,20 +20,15 @@ from ..timing.timer import median_margin
 from .candidate import OTHERS, Candidate, CandidateEnded, Reading, RemoteError
 from .checks import Checker, Trouble, is_constant
 from .conduct import Conduct
-from .memory import POISON
+from .kinds import KINDS, operands_of
+from .memory import MALLOC, PAGE, POISON
 from .shape import Shape
-from .twin import Twin, digest
-from .variations import alike, nearby, one_changed
+from .twin import InUse, Twin, digest
 
-KINDS = ("fresh", "fresh", "exact", "fresh", "alike", "fresh", "moved", "left", "fresh", "right", "one", "near")
-"""Kinds of calls. They come in another order each time.
-
-fresh: new numbers. exact: new numbers whose result is known bit by bit. alike: the numbers of the call before in another order,
-at the same addresses. moved: the same numbers at other addresses. left, right: a new a, or a new b, with the other one as before.
-one: the same numbers with one changed in a and in b. near: the same numbers, each a little larger.
-"""
-PAGES = (3, 3, 3, 40, 81, 122)
-"""Pages at which operands begin: mostly the same one."""
+PLACES = tuple(PAGE * page for page in (3, 3, 3, 40, 81, 122))
+"""Bytes at which operands begin: mostly the same one."""
+AS_MALLOC = tuple(place + MALLOC * (number % 2) for number, place in enumerate(PLACES))
+"""The same for a GEMM on a CPU, if it takes the addresses that torch's own tensors have."""
 MOST_TWINS = 6
 """Calls of a shape that the twin repeats."""
 SLOW_START_S = 10.0
@@ -87,13 +82,21 @@ class Trial:
     Args:
         rival: torch, with its process.
         twin: the GEMM in another process, for calls that must not be torch's.
+        in_use: the GEMM in another process, for calls in the manner of programs.
         least: number of calls that are made even if time is over. A few show nothing.
     """
 
     def __init__(
-        self, subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate], twin: Twin | None = None, *, least: int = 1
+        self,
+        subject: Subject,
+        candidate: Candidate,
+        rival: tuple[Subject, Candidate],
+        twin: Twin | None = None,
+        in_use: InUse | None = None,
+        *,
+        least: int = 1,
     ) -> None:
-        self._twin, self._least = twin, least
+        self._twin, self._in_use, self._least = twin, in_use, least
         self._subject, self._candidate = subject, candidate
         self._rival, self._torch = rival
         self._added_s, self._hand_over_s = (0.0, 0.0), 0.0
@@ -151,15 +154,19 @@ class Trial:
             kinds += self.rng.sample(KINDS, len(KINDS))
         return kinds[:count]
 
+    @property
+    def _places(self) -> tuple[int, ...]:
+        return AS_MALLOC if self._candidate.device.type == "cpu" and MALLOC % self._subject.traits.min_alignment == 0 else PLACES
+
     def _step(self, run: _Run, kind: str, kept: Operands | None, number: int, *, timed: bool) -> Operands:
         """Make one call, check its result and return its operands."""
-        operands, expectation = self._operands(run, kind, kept)
+        operands, expectation = operands_of(kind, kept, run.checker, run.rng)
         run.numbers += (new := kept is not operands or kind in ("alike", "one", "near"))
         run.current = run.numbers if new else run.of_kept
         if expectation is None:
             run.of_kept = run.current
         candidate = self._candidate
-        candidate.place = run.rng.choice(PAGES) if kind in ("fresh", "moved") else candidate.place
+        candidate.place = run.rng.choice(self._places) if kind in ("fresh", "moved") else candidate.place
         paired = timed and kind == "fresh"
         before = self._by_torch(run, operands) if paired and number % 2 else 0.0
         own_s = self._called(run, operands, expectation, number, paired=paired)
@@ -174,7 +181,7 @@ class Trial:
                 run.hidden.append(last.wall_s - own_s - around_s > HIDDEN * own_s + HIDDEN_S)
             self._compare(run, operands, number)
         if kind == "fresh" and (timed or number == 1) and run.rng.random() < 0.5:
-            candidate.place, first = run.rng.choice(PAGES), run.last
+            candidate.place, first = run.rng.choice(self._places), run.last
             self._called(run, operands, expectation, number)
             run.equal.append(run.last == first)
             if run.last != first and self._subject.traits.deterministic:
@@ -183,6 +190,7 @@ class Trial:
                 run.repeats.append((work_s, self._work_s()))
         if number in run.profiled:
             self._profiled(run, number, timed=timed)
+            self._used(run, number)
         return operands if expectation is None else kept or operands
 
     def _called(self, run: _Run, operands: Operands, expectation: Expectation | None, number: int, *, paired: bool = True) -> float:
@@ -221,6 +229,16 @@ class Trial:
         if timed and number > 1:
             self._by_torch(run, operands)
             run.bits_profiled.append(run.last == run.of_torch)
+
+    def _used(self, run: _Run, number: int) -> None:
+        """Let another process of the GEMM be called as programs do, which must not make its result wrong."""
+        if self._in_use is None or self._candidate.slowest_s > SLOW_START_S:
+            return
+        operands = run.checker.fresh()
+        if (found := self._in_use.result(run.checker.problem, operands, run.rng)) is None:
+            self._in_use = None
+        elif (trouble := run.checker.trouble(found[0], operands)) is not None:
+            run.wrong.append((number, dataclasses.replace(trouble, text=f"{found[1]}, {trouble.text}"), False))
 
     def _compare(self, run: _Run, operands: Operands, number: int) -> None:
         """Repeat a call in the twin, whose result must be right too. Count it if torch's result has other bits there."""
@@ -278,21 +296,3 @@ class Trial:
         added_us, margin_us = median_margin([x.device_us - known_us for x in readings])
         around_s = statistics.median(x.wall_s - known_us / 1e6 for x in readings)
         return (max(added_us, 0.0) / 1e6, margin_us / 1e6), around_s
-
-    def _operands(self, run: _Run, kind: str, kept: Operands | None) -> tuple[Operands, Expectation | None]:
-        """Return the operands of a call of this kind, and what is known of its result."""
-        checker = run.checker
-        if kind == "exact" and (known := checker.exact()) is not None:
-            return checker.given(known.operands), known
-        # the numbers of exact probes are of no use to other calls
-        if kept is None or kind in ("fresh", "exact") or checker.problem.sparsity is not None:
-            return checker.fresh(), None
-        if kind == "alike":
-            return alike(kept, run.rng.getrandbits(60)) or checker.fresh(), None
-        if kind == "one":
-            return one_changed(kept, run.rng) or checker.fresh(), None
-        if kind == "near":
-            return nearby(kept) or one_changed(kept, run.rng) or checker.fresh(), None
-        if kind == "left":
-            return dataclasses.replace(kept, a=checker.fresh().a), None
-        return (dataclasses.replace(kept, b=checker.fresh().b) if kind == "right" else kept), None

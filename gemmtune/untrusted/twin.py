@@ -1,4 +1,4 @@
-"""Twin of a GEMM: a new process of it in which torch's products on a CPU have other bits, and take longer.
+"""Other processes of a GEMM: one that is called as programs do, and a twin, in which torch's products have other bits.
 
 A GEMM that has the bits of torch's products here, and those of torch's other products there, lets torch do the work. It does not
 matter from where, by which function, or if it hides when it is observed: nothing shows in which process it runs.
@@ -6,16 +6,23 @@ matter from where, by which function, or if it hides when it is observed: nothin
 
 import functools
 import hashlib
+import random
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ..declaration.subject import Impossible, Subject
+from ..errors import SubjectError
 from ..numerics.operands import Operands
 from ..problem import Problem
 from .candidate import Candidate, CandidateEnded, RemoteError
 from .subject import rival, subject_of
+
+MODES = ("plain", "no_grad", "inference", "inference")
+"""Modes of torch in which programs call a GEMM."""
+OFTEN, MOST_TIMES = 0.6, 3
+"""Share of the calls in another thread than the main one, and of those on one core. Most calls without a pause."""
 
 
 def digest(result: object) -> bytes:
@@ -32,26 +39,52 @@ def tells() -> bool:
     return not torch.equal(a @ b, torch.from_numpy(a.numpy() @ b.numpy()))
 
 
-class Twin:
-    """Twin of a GEMM, next to one of torch. It is given up if the GEMM does not work in two processes."""
+class _Again:
+    """Another process of a GEMM. It is given up if the GEMM does not work in two processes."""
 
     def __init__(self, candidate: Candidate, declared: Mapping[str, Any], *, sandbox: bool, timeout_s: float) -> None:
-        self._candidate = Candidate(candidate.target, sandbox=sandbox, timeout_s=timeout_s, is_twin=True)
+        self._candidate = Candidate(candidate.target, sandbox=sandbox, timeout_s=timeout_s, is_twin=isinstance(self, Twin))
         self._declared = declared
         self._subject: Subject | None = None
 
-    def results(self, problem: Problem, operands: Operands, place: int | None) -> tuple[Any, Any] | None:
-        """Return the results of the GEMM and of torch there, or None if the GEMM has none."""
-        try:
-            self._subject = self._subject or subject_of(self._candidate, self._declared)
-            of_both = (self._subject, self._candidate), rival("cpu", is_twin=True)
-            for _, process in of_both:
-                process.place = place
-            own, by_torch = (subject.caller(problem)(operands.tensors, operands.scalars, None) for subject, _ in of_both)
-        except (RemoteError, CandidateEnded, Impossible):
-            return None
-        return own, by_torch
+    def _result(self, problem: Problem, operands: Operands) -> Any:
+        self._subject = self._subject or subject_of(self._candidate, self._declared)
+        return self._subject.caller(problem)(operands.tensors, operands.scalars, None)
 
     def close(self) -> None:
         """End the process of the GEMM."""
         self._candidate.close()
+
+
+class Twin(_Again):
+    """Twin of a GEMM, next to one of torch."""
+
+    def results(self, problem: Problem, operands: Operands, place: int | None) -> tuple[Any, Any] | None:
+        """Return the results of the GEMM and of torch there, or None if the GEMM has none."""
+        try:
+            torch_there, process = rival("cpu", is_twin=True)
+            self._candidate.place = process.place = place
+            own = self._result(problem, operands)
+            return own, torch_there.caller(problem)(operands.tensors, operands.scalars, None)
+        except (SubjectError, RemoteError, CandidateEnded, Impossible):
+            return None
+
+
+class InUse(_Again):
+    """A GEMM that is called as programs do, not as a judge does.
+
+    It runs in threads, in torch's modes, on tensors that are as large as their memory, and without a pause.
+    """
+
+    def result(self, problem: Problem, operands: Operands, rng: random.Random) -> tuple[Any, str] | None:
+        """Return the result of a call in a drawn manner, and the manner in words. None if the GEMM has none."""
+        mode, times = rng.choice(MODES), rng.randint(1, MOST_TIMES)
+        thread, one_core = (rng.random() < OFTEN for _ in range(2))
+        self._candidate.manner = {"mode": mode, "thread": thread, "one_core": one_core, "times": times}
+        try:
+            result = self._result(problem, operands)
+        except (SubjectError, RemoteError, CandidateEnded, Impossible):
+            return None
+        words = [f"mode {mode} of torch", f"{'another' if thread else 'the main'} thread", f"{times} calls without a pause"]
+        words += ["one core for torch"] if one_core else []
+        return result, f"in a new process ({', '.join(words)})"

@@ -11,8 +11,8 @@ from ..problem.dtypes import dtype_info
 
 PLAIN = 0.4
 """Share of the operands without structure."""
-STRUCTURES = ("far", "near", "positive", "outliers", "padded", "repeated")
-"""Kinds of structure.
+STRUCTURES = ("far", "near", "positive", "positive", "outliers", "padded", "repeated")
+"""Kinds of structure. Numbers of one sign are what benchmarks have, so that they come more often.
 
 far: a is tiny and b huge, or the reverse. near: b is small, as a layer's weights are. positive: from 0 to 1. outliers: some columns
 of a are large, as in activations. padded: the end of K is 0 in a. repeated: rows of a begin as others do.

@@ -229,6 +229,13 @@ UNLIKE = {
     "hidden_from_others": {C.SETTINGS},
     "gives_up_its_orphan": {C.BETWEEN},
 }
+ELSEWHERE = dict.fromkeys(
+    (
+        "honest_in_the_main_thread", "honest_with_gradients", "honest_in_larger_memory", "honest_after_a_pause",
+        "honest_on_some_cores", "honest_at_a_page",
+    ),
+    WRONG,
+) | {"two_parts": {C.ROUGH}, "seeds_python": {C.SETTINGS}, "seeds_numpy": {C.SETTINGS}}  # fmt: skip
 TABLE = {
     f"{HACKS / file}.py:{name}": words
     for file, table in (
@@ -243,6 +250,7 @@ TABLE = {
         ("twin", TWIN),
         ("sizes", SIZES),
         ("unlike", UNLIKE),
+        ("elsewhere", ELSEWHERE),
     )
     for name, words in table.items()
 }

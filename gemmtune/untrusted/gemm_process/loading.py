@@ -48,7 +48,7 @@ def found_at(target: Mapping[str, Any]) -> Any:
         name = _only_name(module)
     found = functools.reduce(getattr, name.split("."), module) if name else module
     classes: tuple[Any, ...] = inspect.getmro(found) if inspect.isclass(found) else ()
-    return _model(found, module) if torch.nn.Module in classes else found
+    return _model(found, module, trained=target["trained"]) if torch.nn.Module in classes else found
 
 
 def _only_name(module: Any) -> str:
@@ -64,10 +64,15 @@ def _only_name(module: Any) -> str:
     return declared[0] if len(declared) == 1 else own[0] if len(own) == 1 else ""
 
 
-def _model(kind: Any, module: Any) -> Callable[..., Any]:
-    """Return a model of KernelBench's form as a function, with the sizes and dtypes of its inputs."""
+def _model(kind: Any, module: Any, *, trained: bool) -> Callable[..., Any]:
+    """Return a model of KernelBench's form as a function, with the sizes and dtypes of its inputs.
+
+    A ``trained`` one is in the mode of evaluation, as in use.
+    """
     arguments = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
     model = kind(*arguments)
+    if trained:
+        model.eval()
 
     def forward(a: torch.Tensor, b: torch.Tensor) -> Any:
         with torch.no_grad():

@@ -20,7 +20,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler, profiler_util
 from torch.autograd.profiler import profile
 
-from . import journal, loading, parts, places, reach, seal, state, system, wires
+from . import journal, loading, manners, parts, places, reach, seal, state, system, wires
 from .loading import IMPORT_ONLY, found_at, graph_us, plain_traits
 from .places import addresses, change_torch, flusher, is_plain, load_products, shared
 from .state import State
@@ -127,6 +127,8 @@ class Program:
         args = [self._value(x) for x in question["args"]]
         kwargs = {name: self._value(x) for name, x in question["kwargs"].items()}
         function = self._functions[question["function"]]
+        if question["manner"] is not None:
+            function = manners.in_manner(function, question["manner"])
         self._state.set_flags(question["flags"])
         if self._device != "cpu":
             return self._on_gpu(function, args, kwargs, question)
@@ -235,7 +237,7 @@ def _messages(fd: int) -> Iterator[dict[str, Any]]:
 def _spaces() -> list[tuple[str, Mapping[str, Any], list[str]]]:
     """Return what answers rest on: this package, Python's builtins and JSON, and torch's profiler."""
     whole = (
-        json, json.encoder, json.decoder, journal, loading, parts, places, reach, seal, state, system, wires,
+        json, json.encoder, json.decoder, journal, loading, manners, parts, places, reach, seal, state, system, wires,
         json.JSONEncoder, json.JSONDecoder, Program, State, parts.Part,
     )  # fmt: skip
     parsed = (profiler.profile, profiler_util.FunctionEvent, profiler_util.EventList)

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import system
+from . import seeds, system
 from .parts import parts_of
 from .wires import OF_PROFILER, OWNERS
 
@@ -223,6 +223,7 @@ def _readers() -> dict[str, Callable[[], object]]:
     readers = (
         _getters()
         | system.readers()
+        | seeds.readers()
         | {
             "torch.mkldnn": lambda: torch.backends.mkldnn.enabled,
             "flushed subnormals": lambda: not bool(tiny + tiny),

@@ -1,0 +1,52 @@
+"""Ways in which programs call a GEMM, unlike a judge: in a thread, in inference mode, without a pause, on tensors of their own."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
+
+MODES: Mapping[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "plain": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode,
+}  # fmt: skip
+_thread = ThreadPoolExecutor(1)
+
+
+def in_manner(function: Callable[..., Any], manner: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a function that calls another one as programs do, and returns the result of its last call.
+
+    Args:
+        manner: ``mode`` of torch, the number of ``times``, and True or False for a ``thread`` of its own, and for ``one_core``.
+    """
+    tensor, threads, set_threads = torch.Tensor, torch.get_num_threads, torch.set_num_threads
+
+    def copied(x: Any, *, turned: bool) -> Any:
+        if not isinstance(x, tensor) or x.layout != torch.strided:
+            return x
+        return x.clone().copy_(x.flip(-1)) if turned else x.clone()
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        last = manner["times"] - 1
+        given = [[copied(x, turned=number != last) for x in args] for number in range(last + 1)]
+
+        def work() -> Any:
+            with MODES[manner["mode"]]():
+                for own in given:
+                    result = function(*own, **kwargs)
+            return result
+
+        before = threads()
+        if manner["one_core"]:
+            set_threads(1)
+        try:
+            return _thread.submit(work).result() if manner["thread"] else work()
+        finally:
+            set_threads(before)
+
+    return called

@@ -1,0 +1,35 @@
+"""Kinds of calls by the operands that they get."""
+
+import dataclasses
+import random
+
+from ..numerics.expectation import Expectation
+from ..numerics.operands import Operands
+from .checks import Checker
+from .variations import alike, nearby, one_changed
+
+KINDS = ("fresh", "fresh", "exact", "fresh", "alike", "fresh", "moved", "left", "fresh", "right", "one", "near")
+"""Kinds of calls. They come in another order each time.
+
+fresh: new numbers. exact: new numbers whose result is known bit by bit. alike: the numbers of the call before in another order,
+at the same addresses. moved: the same numbers at other addresses. left, right: a new a, or a new b, with the other one as before.
+one: the same numbers with one changed in a and in b. near: the same numbers, each a little larger.
+"""
+
+
+def operands_of(kind: str, kept: Operands | None, checker: Checker, rng: random.Random) -> tuple[Operands, Expectation | None]:
+    """Return the operands of a call of this kind, and what is known of its result. ``kept`` are those of an earlier call."""
+    if kind == "exact" and (known := checker.exact()) is not None:
+        return checker.given(known.operands), known
+    # the numbers of exact probes are of no use to other calls
+    if kept is None or kind in ("fresh", "exact") or checker.problem.sparsity is not None:
+        return checker.fresh(), None
+    if kind == "alike":
+        return alike(kept, rng.getrandbits(60)) or checker.fresh(), None
+    if kind == "one":
+        return one_changed(kept, rng) or checker.fresh(), None
+    if kind == "near":
+        return nearby(kept) or one_changed(kept, rng) or checker.fresh(), None
+    if kind == "left":
+        return dataclasses.replace(kept, a=checker.fresh().a), None
+    return (dataclasses.replace(kept, b=checker.fresh().b) if kind == "right" else kept), None

@@ -1,0 +1,68 @@
+"""Rounded operands show by the errors that they leave, far below the bound, and no other error is taken for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gemmtune.untrusted.rounded import rounded, rounded_to
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+Draw = Callable[..., torch.Tensor]
+Gemm = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def errors(gemm: Gemm, dtype: torch.dtype, draw: Draw, rows: int, k: int, n: int) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(k)
+    a, b = draw(1, rows, k).to(dtype), draw(1, k, n).to(dtype)
+    return gemm(a.float(), b.float()).to(dtype).double() - a.double() @ b.double(), a, b
+
+
+def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a.double() @ b.double()).float()
+
+
+def of_bits(bits_a: int, bits_b: int) -> Gemm:
+    return lambda a, b: exact(rounded(a, bits_a), rounded(b, bits_b))
+
+
+def in_parts(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    (x, dx), (y, dy) = ((x.bfloat16().float(), (x - x.bfloat16()).bfloat16().float()) for x in (a, b))
+    return exact(x, y) + exact(x, dy) + exact(dx, y)
+
+
+def biased(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a.double() @ b.double() - 1e-5 * (a.abs().double() @ b.abs().double())).float()
+
+
+def last_columns(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.cat([a @ b[..., :-32], of_bits(11, 11)(a, b[..., -32:])], -1)
+
+
+@pytest.mark.parametrize("draw", [torch.rand, torch.randn], ids=["positive", "normal"])
+@pytest.mark.parametrize(
+    ("gemm", "dtype", "found"),
+    [
+        (of_bits(11, 24), F32, "tf32 or float16"), (of_bits(24, 8), F32, "bfloat16"), (of_bits(8, 8), F32, "bfloat16"),
+        (in_parts, F32, "two bfloat16 parts, multiplied in three products"), (last_columns, F32, "tf32 or float16"),
+        (of_bits(24, 4), BF16, "8-bit floats"), (of_bits(4, 4), F16, "8-bit floats"),
+    ],
+)  # fmt: skip
+def test_rounded_operands_are_found(gemm: Gemm, dtype: torch.dtype, found: str, draw: Draw) -> None:
+    assert rounded_to(*errors(gemm, dtype, draw, 6, 1100, 1024), dtype, "ieee") == found
+
+
+@pytest.mark.parametrize("draw", [torch.rand, torch.randn], ids=["positive", "normal"])
+@pytest.mark.parametrize("gemm", [torch.matmul, exact, biased], ids=["torch", "exact", "biased"])
+def test_no_other_error_is_one_of_rounded_operands(gemm: Gemm, draw: Draw) -> None:
+    for dtype in (F32, F16, BF16):
+        for sizes in ((6, 1, 64), (6, 2, 100), (1, 4000, 200), (40, 33, 1), (6, 1100, 300)):
+            assert rounded_to(*errors(gemm, dtype, draw, *sizes), dtype, "ieee") is None, (dtype, sizes)
+    assert rounded_to(*errors(of_bits(11, 11), F32, draw, 6, 500, 64), F32, "tf32") is None
+
+
+def test_operands_that_a_type_holds_are_not_rounded() -> None:
+    error, a, b = errors(torch.matmul, BF16, torch.randn, 6, 300, 64)
+    assert rounded_to(error, a.float(), b.float(), F32, "ieee") is None
