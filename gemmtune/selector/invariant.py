@@ -121,9 +121,10 @@ def _entrants_at_tuned(work: Work, m: int, classes: Sequence[Reduction]) -> Iter
     yield from itertools.islice((name for name in fastest if name in work.times.get(m, {})), ENTRANTS)
     yield from ([work.baseline] if work.baseline in rough else [])
     for reduction in classes:
-        members = set(members_of(work, reduction))
+        members = members_of(work, reduction)
         yield from [name for name in fastest if name in members][:ENTRANTS]
-        elsewhere = sorted(members - rough.keys(), key=lambda name: abs(math.log(work.found_at[name] / m)))
+        others = [name for name in members if name not in rough]  # in a fixed order, which decides between equals
+        elsewhere = sorted(others, key=lambda name: abs(math.log(work.found_at[name] / m)))
         yield from [name for name in elsewhere if isinstance(work.at(name, m), Choice)][:ENTRANTS]
 
 
