@@ -85,7 +85,7 @@ class Traits:
     empty: bool = False
     """Accepts sizes of 0."""
     min_alignment: int = 1
-    """Bytes that divide the addresses and row starts of a and b."""
+    """Bytes that divide the addresses and row starts of a and b. If over 1, no such address may be refused."""
     multiples: tuple[int, int, int] = (1, 1, 1)
     """Numbers that divide M, N and K."""
     least: tuple[int, int, int] = (0, 0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.sampling import sample_order
 from gemmtune.conformance.cases.scope import Scope
 from gemmtune.conformance.properties.table import PROPERTIES
@@ -35,3 +36,11 @@ def test_operations_and_dtypes_alternate() -> None:
 def test_the_seed_sets_the_order() -> None:
     assert sample_order(CASES, seed=3) == sample_order(CASES, seed=3) != sample_order(CASES, seed=4)
     assert sample_order([], seed=0) == []
+
+
+def test_addresses_within_a_declared_alignment_may_not_be_refused() -> None:
+    case = Case(property_name="alignment", op="mm", dtype="float32", m=16, n=16, k=16, a="row@1")
+    undeclared, declared = (Scope(traits=Traits(ops=("mm",), dtypes=("float32",), **given)) for given in ({}, {"min_alignment": 4}))
+    assert undeclared.may_refuse(case)
+    assert not declared.may_refuse(case)
+    assert declared.may_refuse(case.changed(a="col@1"))

@@ -98,6 +98,7 @@ class Scope:
     def may_refuse(self, case: Case) -> bool:
         """Return True if an allowed case has something undeclared, which the GEMM may refuse with an error."""
         traits = self.traits
-        undeclared = traits.dtypes is None or (traits.layouts is None and case.kinds != {PLAIN})
+        declared = {PLAIN, "offset"} if traits.min_alignment > 1 else {PLAIN}
+        undeclared = traits.dtypes is None or (traits.layouts is None and not case.kinds <= declared)
         undeclared = undeclared or (case.row.sparse and traits.blocks is None)
         return undeclared or (0 in (case.m, case.n, *case.summed, case.batch) and not traits.empty)
