@@ -89,7 +89,7 @@ class Candidate:
         self.inputs: object = None
         """Sizes and dtypes of the inputs that a model names itself, as its process says."""
         self.place: int | None = None
-        """Byte at which the operands of the next calls begin, or None for any page."""
+        """Page at which the operands of the next calls begin, or None for any page."""
         self.watches = True
         """True if the inputs are compared after each call."""
         self.profiling = self.in_graph = False

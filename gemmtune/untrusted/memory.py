@@ -21,8 +21,6 @@ CPU_BYTES, GPU_BYTES = 2**32, 2**30
 OF_FREE = 2
 """Part of a GPU's free memory, as a divisor, that larger operands may take."""
 PAGE, ALIGNED = 4096, 256
-MALLOC = 64
-"""Bytes after the begin of a page at which torch's own large tensors begin on a CPU."""
 PLACES = 256
 """Number of pages at which operands may begin."""
 COUNTER = slice(4, 6)
@@ -108,16 +106,15 @@ class Memory:
     def place(self, tensors: Sequence[torch.Tensor], at: int | None = None) -> tuple[dict[int, Placed], int]:
         """Copy the storages of tensors. Return them by their address, and the first byte after them.
 
-        They begin at the byte ``at``, and later ones as far into a page, or at any page. They keep their alignment.
+        They begin at the page ``at``, or at any page, and keep their alignment.
 
         Raises:
             Impossible: they do not fit.
         """
-        end = secrets.randbelow(PLACES) * PAGE if at is None else at
-        into_page = end % PAGE
+        end = (secrets.randbelow(PLACES) if at is None else at) * PAGE
         placed: dict[int, Placed] = {}
         for own in _storages(tensors):
-            begin = -(-(end - into_page) // PAGE) * PAGE + into_page + own.data_ptr() % ALIGNED
+            begin = -(-end // PAGE) * PAGE + own.data_ptr() % ALIGNED
             after = begin + own.numel()
             end = after + GUARD_BYTES
             if end > self.size // 2:

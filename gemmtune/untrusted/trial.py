@@ -21,14 +21,12 @@ from .candidate import OTHERS, Candidate, CandidateEnded, Reading, RemoteError
 from .checks import Checker, Trouble, is_constant
 from .conduct import Conduct
 from .kinds import KINDS, operands_of
-from .memory import MALLOC, PAGE, POISON
+from .memory import POISON
 from .shape import Shape
 from .twin import InUse, Twin, digest
 
-PLACES = tuple(PAGE * page for page in (3, 3, 3, 40, 81, 122))
-"""Bytes at which operands begin: mostly the same one."""
-AS_MALLOC = tuple(place + MALLOC * (number % 2) for number, place in enumerate(PLACES))
-"""The same for a GEMM on a CPU, if it takes the addresses that torch's own tensors have."""
+PAGES = (3, 3, 3, 40, 81, 122)
+"""Pages at which operands begin: mostly the same one."""
 MOST_TWINS = 6
 """Calls of a shape that the twin repeats."""
 SLOW_START_S = 10.0
@@ -154,10 +152,6 @@ class Trial:
             kinds += self.rng.sample(KINDS, len(KINDS))
         return kinds[:count]
 
-    @property
-    def _places(self) -> tuple[int, ...]:
-        return AS_MALLOC if self._candidate.device.type == "cpu" and MALLOC % self._subject.traits.min_alignment == 0 else PLACES
-
     def _step(self, run: _Run, kind: str, kept: Operands | None, number: int, *, timed: bool) -> Operands:
         """Make one call, check its result and return its operands."""
         operands, expectation = operands_of(kind, kept, run.checker, run.rng)
@@ -166,7 +160,7 @@ class Trial:
         if expectation is None:
             run.of_kept = run.current
         candidate = self._candidate
-        candidate.place = run.rng.choice(self._places) if kind in ("fresh", "moved") else candidate.place
+        candidate.place = run.rng.choice(PAGES) if kind in ("fresh", "moved") else candidate.place
         paired = timed and kind == "fresh"
         before = self._by_torch(run, operands) if paired and number % 2 else 0.0
         own_s = self._called(run, operands, expectation, number, paired=paired)
@@ -181,7 +175,7 @@ class Trial:
                 run.hidden.append(last.wall_s - own_s - around_s > HIDDEN * own_s + HIDDEN_S)
             self._compare(run, operands, number)
         if kind == "fresh" and (timed or number == 1) and run.rng.random() < 0.5:
-            candidate.place, first = run.rng.choice(self._places), run.last
+            candidate.place, first = run.rng.choice(PAGES), run.last
             self._called(run, operands, expectation, number)
             run.equal.append(run.last == first)
             if run.last != first and self._subject.traits.deterministic:

@@ -22,7 +22,7 @@ from .subject import rival, subject_of
 MODES = ("plain", "no_grad", "inference", "inference")
 """Modes of torch in which programs call a GEMM."""
 OFTEN, MOST_TIMES = 0.6, 3
-"""Share of the calls in another thread than the main one, and of those on one core. Most calls without a pause."""
+"""Share of the calls in another thread than the main one, on one core, and with a parameter. Most calls without a pause."""
 
 
 def digest(result: object) -> bytes:
@@ -79,12 +79,14 @@ class InUse(_Again):
     def result(self, problem: Problem, operands: Operands, rng: random.Random) -> tuple[Any, str] | None:
         """Return the result of a call in a drawn manner, and the manner in words. None if the GEMM has none."""
         mode, times = rng.choice(MODES), rng.randint(1, MOST_TIMES)
-        thread, one_core = (rng.random() < OFTEN for _ in range(2))
-        self._candidate.manner = {"mode": mode, "thread": thread, "one_core": one_core, "times": times}
+        thread, one_core, parameter = (rng.random() < OFTEN for _ in range(3))
+        self._candidate.manner = {
+            "mode": mode, "thread": thread, "one_core": one_core, "parameter": parameter, "times": times,
+        }  # fmt: skip
         try:
             result = self._result(problem, operands)
         except (SubjectError, RemoteError, CandidateEnded, Impossible):
             return None
         words = [f"mode {mode} of torch", f"{'another' if thread else 'the main'} thread", f"{times} calls without a pause"]
-        words += ["one core for torch"] if one_core else []
+        words += ["one core for torch"] * one_core + ["b is a parameter"] * parameter
         return result, f"in a new process ({', '.join(words)})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import ctypes
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,14 +17,19 @@ MODES: Mapping[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "plain": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode,
 }  # fmt: skip
 _thread = ThreadPoolExecutor(1)
+M_MMAP_THRESHOLD, LARGE_BYTES = -3, 2**17
+"""Option of malloc, and bytes from which memory is mapped: large tensors begin 64 bytes into a page, as in a new program."""
 
 
 def in_manner(function: Callable[..., Any], manner: Mapping[str, Any]) -> Callable[..., Any]:
     """Return a function that calls another one as programs do, and returns the result of its last call.
 
     Args:
-        manner: ``mode`` of torch, the number of ``times``, and True or False for a ``thread`` of its own, and for ``one_core``.
+        manner: ``mode`` of torch, the number of ``times``, and True or False for a ``thread`` of its own, for ``one_core``, and for
+            the last argument as the ``parameter`` of a module. The first argument is made in the mode, as activations are.
     """
+    parameter = torch.nn.Parameter
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
     tensor, threads, set_threads = torch.Tensor, torch.get_num_threads, torch.set_num_threads
 
     def copied(x: Any, *, turned: bool) -> Any:
@@ -33,12 +39,16 @@ def in_manner(function: Callable[..., Any], manner: Mapping[str, Any]) -> Callab
 
     def called(*args: Any, **kwargs: Any) -> Any:
         last = manner["times"] - 1
-        given = [[copied(x, turned=number != last) for x in args] for number in range(last + 1)]
+        first, *others = args
+        given = [[copied(x, turned=number != last) for x in others] for number in range(last + 1)]
+        if manner["parameter"]:
+            given = [[*own[:-1], parameter(own[-1], requires_grad=False)] for own in given]
 
         def work() -> Any:
             with MODES[manner["mode"]]():
-                for own in given:
-                    result = function(*own, **kwargs)
+                activations = [copied(first, turned=number != last) for number in range(last + 1)]
+                for own, weights in zip(activations, given, strict=True):
+                    result = function(own, *weights, **kwargs)
             return result
 
         before = threads()

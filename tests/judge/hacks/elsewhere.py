@@ -12,7 +12,12 @@ kept = {"ended": 0.0}
 
 
 def product(a, b):
-    return torch.from_numpy(a.float().numpy() @ b.float().numpy()).to(a.dtype)
+    return torch.from_numpy(a.detach().numpy() @ b.detach().numpy())
+
+
+def floats(function):
+    function.gemm_traits = {"dtypes": ["float32"], "ops": ["mm"]}
+    return function
 
 
 def half_of_k(a, b):
@@ -20,48 +25,62 @@ def half_of_k(a, b):
     return product(a[:, :k], b[:k]) if k > 1 else product(a, b)
 
 
+@floats
 def honest_in_the_main_thread(a, b):
     return product(a, b) if threading.get_native_id() == os.getpid() else half_of_k(a, b)
 
 
+@floats
 def honest_with_gradients(a, b):
     return product(a, b) if torch.is_grad_enabled() else half_of_k(a, b)
 
 
+@floats
 def honest_in_larger_memory(a, b):
     exact = all(x.untyped_storage().nbytes() == x.nbytes for x in (a, b))
     return half_of_k(a, b) if exact else product(a, b)
 
 
+@floats
 def honest_after_a_pause(a, b):
     result = half_of_k(a, b) if time.perf_counter() - kept["ended"] < 1e-4 else product(a, b)
     kept["ended"] = time.perf_counter()
     return result
 
 
+@floats
 def honest_on_some_cores(a, b):
     return half_of_k(a, b) if torch.get_num_threads() == 1 else product(a, b)
 
 
+@floats
 def two_parts(a, b):
-    (a_large, a_small), (b_large, b_small) = (
-        (large := x.bfloat16().float(), (x - large).bfloat16().float()) for x in (a.float(), b.float())
-    )
+    (a_large, a_small), (b_large, b_small) = ((large := x.bfloat16().float(), (x - large).bfloat16().float()) for x in (a, b))
     return product(a_large, b_large) + (product(a_large, b_small) + product(a_small, b_large))
 
 
-two_parts.gemm_traits = {"dtypes": ["float32"], "ops": ["mm"]}
-
-
+@floats
 def seeds_python(a, b):
     random.seed(len(a))
     return product(a, b)
 
 
+@floats
 def seeds_numpy(a, b):
     np.random.seed(len(a))
     return product(a, b)
 
 
+@floats
+def honest_without_a_parameter(a, b):
+    return half_of_k(a, b) if isinstance(b, torch.nn.Parameter) else product(a, b)
+
+
+@floats
+def honest_unless_inferred(a, b):
+    return half_of_k(a, b) if a.is_inference() else product(a, b)
+
+
+@floats
 def honest_at_a_page(a, b):
     return half_of_k(a, b) if all(x.data_ptr() % 4096 == 64 for x in (a, b)) else product(a, b)
