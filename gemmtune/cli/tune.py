@@ -49,12 +49,10 @@ def tune(
 ) -> None:
     """Find the fastest correct choice for each shape and remember it. ``options`` hold those for settings and for problems."""
     refuse_if_disabled()
-    together = devices is not None or ray is not None
-    if together and (device is not None or budget_s is not None):
+    if (together := devices is not None or ray is not None) and (device is not None or budget_s is not None):
         raise click.UsageError("--devices and --ray: got --device or --budget too, expected none of them: whole jobs are dealt")
     info = None if together else device_of(device)
-    changes = settings_changes(options) | {"tune": "force" if force or settings.current().tune == "force" else "on_miss"}
-    changes |= _busy_change(wait_quiet, accept_busy)
+    changes = settings_changes(options) | _changes(force, wait_quiet, accept_busy)
     kind = device_type(devices, ray) if info is None else info.torch_device.type
     if again and not (shapes or shapes_file or recorded or m_range):
         more = {"batch_invariant": True} if batch_invariant else {}
@@ -72,11 +70,16 @@ def tune(
         else:
             result, tables = _one_by_one(problems, ranges, chosen, info, shown, again, budget_s)
     if json_file != STDOUT:
-        if len(result) > 1 and not is_quiet():
-            show([Text(summary_line(result), style="bold")])
-        show([Text(_line(table) if is_quiet() else str(table)) for table in tables])
+        _show_end(result, tables)
     write_json(json_file, [*result.to_json(), *(table.to_json() for table in tables)])
     _require_picks(result, chosen)
+
+
+def _show_end(result: TuningResult, tables: Sequence[RangeResult]) -> None:
+    """Print the summary of the single shapes, and the tables."""
+    if len(result) > 1 and not is_quiet():
+        show([Text(summary_line(result), style="bold")])
+    show([Text(_line(table) if is_quiet() else str(table)) for table in tables])
 
 
 def _check_ranges(batch_invariant: bool, budget_s: float | None, ranges: Sequence[object]) -> None:
@@ -129,11 +132,12 @@ def _together(
     return singles, [x for x in found if isinstance(x, RangeResult)]
 
 
-def _busy_change(wait_quiet: bool, accept_busy: bool) -> dict[str, Any]:
-    """Return the change of settings for a busy machine."""
+def _changes(force: bool, wait_quiet: bool, accept_busy: bool) -> dict[str, Any]:
+    """Return the changes of settings that options without a setting's name ask for."""
     if wait_quiet and accept_busy:
         raise click.UsageError("--wait-quiet: got --accept-busy too, expected one of them")
-    return {"busy": "wait"} if wait_quiet else {"busy": "accept"} if accept_busy else {}
+    busy = {"busy": "wait"} if wait_quiet else {"busy": "accept"} if accept_busy else {}
+    return busy | {"tune": "force" if force or settings.current().tune == "force" else "on_miss"}
 
 
 def _require_picks(result: TuningResult, chosen: Settings) -> None:

@@ -107,8 +107,7 @@ class Probes:
         }
 
     def absent(self) -> AbsentExpectation | None:
-        """Return an expectation with an infinity of a at absent blocks. Return None if b is not block-sparse or nothing can
-        be infinite."""
+        """Return an expectation with an infinity of a at absent blocks, or None without such blocks or infinities."""
         if self._sparsity is None or self.problem.integers or self.problem.alpha == "zero" or not self.free_a:
             return None
         return AbsentExpectation.drawn(self._draw, self._sparsity)

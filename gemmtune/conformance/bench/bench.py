@@ -245,8 +245,7 @@ class Bench:
         self._results = [x for x in self._results if not same_numbers(x, got)]
 
     def _again(self, result: torch.Tensor, expected: Expected, bad: torch.Tensor) -> Diagnosis | None:
-        """Repeat the call if ``result`` is of the latest one, in the end with copies of its operands. Return a diagnosis if
-        elements that were wrong are right now."""
+        """Repeat the latest call, in the end with copies of its operands. Return a diagnosis if wrong elements are right now."""
         latest, first = self._latest
         if result is not latest:
             return None
@@ -264,8 +263,8 @@ class Bench:
         """Return True if the latest call is right at the wrong elements once ``out`` holds zeros instead of NaN."""
         if not self.case.out or result is not self._latest[0] or not bool((expected.right.value[bad] != 0).any()):
             return False
-        zeros = guarded_out(self.problem.out, self.device, self.next_payload())[0].zero_()
-        right = self._right_again(self.given(expected.operands), expected, out=zeros)
+        zeros, _ = guarded_out(self.problem.out, self.device, self.next_payload())
+        right = self._right_again(self.given(expected.operands), expected, out=zeros.zero_())
         return right is not None and bool(right[bad].all())
 
     def _right_again(self, given: Operands, expected: Expected, out: torch.Tensor | None = None) -> torch.Tensor | None:
