@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from gemmtune.errors import UnavailableError
 from gemmtune.problem import Problem
 from gemmtune.selector import walls
 from gemmtune.untrusted import memory
+from gemmtune.untrusted.gemm_process.parts import parts_of
 from gemmtune.untrusted.gemm_process.state import GETTER
 from gemmtune.untrusted.subject import rival
 
@@ -107,6 +109,17 @@ sys.path.insert(0, sys.argv[1])
 import gemm_process.first
 print(asked)
 """
+
+
+class Lazy(types.ModuleType):
+    def __getattr__(self, name: str) -> object:
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+
+def test_modules_that_import_others_when_they_are_asked_stay_as_they_are() -> None:
+    assert [(part.name, [*part.others()]) for part in parts_of([Lazy("some.lazy"), Lazy])] == [
+        ("some.lazy", []), (f"{__name__}.Lazy", []),
+    ]  # fmt: skip
 
 
 def test_counters_of_any_python_are_no_settings() -> None:

@@ -53,7 +53,8 @@ def parts_of(owners: Iterable[Any]) -> list[Part]:
 
 
 def _part(owner: Any, space: Mapping[str, Any]) -> Part:
-    name = f"{getattr(owner, '__module__', '')}.{owner.__name__}".lstrip(".")
+    # Attributes that a module lacks may import others.
+    name = f"{owner.__module__}.{owner.__name__}" if isinstance(owner, type) else str(space.get("__name__", ""))
     functions = [x for x in space.items() if _is_function(x[1])]
     return Part(owner=owner, name=name, form=_form(owner), space=space, names=frozenset(space), functions=functions)
 

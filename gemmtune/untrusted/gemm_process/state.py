@@ -130,7 +130,7 @@ class State:
 def _owners() -> dict[int, Any]:
     """Return the modules and their classes."""
     owners: dict[int, Any] = {id(x): x for x in (*_modules(), torch.ops.aten)}
-    return owners | {id(x): x for module in _modules() for x in vars(module).values() if isinstance(x, type)}
+    return owners | {id(x): x for module in _modules() for x in vars(module).values() if issubclass(type(x), type)}
 
 
 def _modules() -> list[ModuleType]:
