@@ -19,10 +19,18 @@ def kept(make: Callable[[], T], device: int, stream: int) -> T:
     """
 
     def made() -> T:
-        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device)):  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(_stream_of(stream, device)):
             return make()
 
     return in_a_thread(made)
+
+
+def _stream_of(handle: int, device: int) -> torch.cuda.Stream:
+    """Return torch's stream with that handle. The default stream's is 0, for which ``ExternalStream`` makes a new stream."""
+    if not handle:
+        return torch.cuda.default_stream(device)
+    found: torch.cuda.Stream = torch.cuda.ExternalStream(handle, device=device)  # type: ignore[no-untyped-call]
+    return found
 
 
 _MANAGERS = "tree_manager_containers"

@@ -18,6 +18,7 @@ from gemmtune.problem.trace import trace
 from gemmtune.selector.precompile import precompile
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import current
+from gemmtune.toolchain.kept import kept
 
 pytestmark = pytest.mark.gpu
 
@@ -137,3 +138,10 @@ def test_alternating_problems() -> None:
         for kernel, operands in kernels:
             _run(kernel, operands)
             _assert_right(operands)
+
+
+def test_memory_kept_for_a_stream_is_made_on_that_stream() -> None:
+    """A kernel on the stream finds counters that are zero. The default stream's handle is 0, which torch takes for a new stream."""
+    side = torch.cuda.Stream()
+    for stream in (torch.cuda.default_stream(), side):
+        assert kept(lambda: torch.cuda.current_stream().cuda_stream, 0, stream.cuda_stream) == stream.cuda_stream

@@ -45,7 +45,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: now.device)
     monkeypatch.setattr(torch.cuda, "device", lambda index: current("device", index))
-    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: (handle, device))
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: (handle or 32, device))  # 0: one of torch's pool
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: (0, device))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: current("stream", stream))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -88,7 +89,8 @@ def test_memory_of_a_stream_is_allocated_in_another_thread(cuda: Cuda, monkeypat
         seen.append((threading.get_ident() == here, cuda.stream))
         return torch.ones(1)
 
-    assert kept(lambda: (threading.get_ident() == here, cuda.stream), 1, 24) == (False, (24, 1))
+    for stream in (24, 0):
+        assert kept(lambda: (threading.get_ident() == here, cuda.stream), 1, stream) == (False, (stream, 1))
     monkeypatch.setattr(workspace, "torch", SimpleNamespace(**vars(torch) | {"zeros": noted, "empty": noted}))
     arena = workspace._Arena(1)
     monkeypatch.setattr(workspace, "arena_of", lambda _device: arena)
