@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -200,6 +201,38 @@ def test_memory_of_kernels_is_in_no_pool():
     assert not memory.any()
     assert second.data_ptr() == first.data_ptr() + 2**21
     assert not first.data_ptr() <= memory.data_ptr() < first.data_ptr() + 20 * 2**20
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("kind", ["float", "int4"])
+def test_a_model_on_another_gpu_than_the_current_one(kind):
+    """Its kernels and their memory are of its GPU: eager, compiled, in CUDA graphs, copied to the other GPU, on both at once."""
+    model, x = Columns().to("cuda:1", BF16), torch.randn(16, 256, device="cuda:1", dtype=BF16)
+    if kind == "int4":
+        gemmtune.quantize_(model, kind, group=64)
+    with torch.no_grad(), settings.patch(backends=("aten", "triton", "cuda")):
+        expected = model(x).float()
+
+        def assert_right(result):
+            torch.testing.assert_close(result.float().to("cuda:1"), expected, rtol=3e-2, atol=3e-2)
+
+        gemmtune.optimize(model, tune=x, progress=False)
+        assert_right(model(x))
+        for options in ({}, {"mode": "reduce-overhead"}, {"backend": "gemmtune"}):
+            compiled = torch.compile(model, dynamic=False, **options)
+            for _ in range(4):
+                assert_right(compiled(x).clone())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(1), torch.cuda.graph(graph):
+            captured = model(x)
+        graph.replay()
+        assert_right(captured)
+        if kind == "float":  # a Parameter that is quantized is not replicated by torch
+            assert_right(nn.DataParallel(copy.deepcopy(model), [1, 0])(torch.cat([x, x]))[16:])
+        assert_right(copy.deepcopy(model).to("cuda:0")(x.to("cuda:0")))
+        assert torch.cuda.current_device() == 0
+    gemmtune.restore(model)
 
 
 @pytest.mark.slow
