@@ -107,8 +107,12 @@ def explain_problem(problem: Problem, device: DeviceInfo) -> Explanation:
     sharing = settings.batch_invariant or (settings.rows == "shared" and settings.tune != "force")
     shared = range_plan_for(problem, device, settings) if sharing else None
     unsure = shared is None or (shared.by_rule and settings.tunes)
-    if shared is not None and not unsure and problem.m not in shared.tuned:
-        pick_name, origin = _shared_pick(shared, problem)
+    if shared is not None and problem.m not in shared.tuned:
+        name, text = _shared_pick(shared, problem)
+        if not unsure:
+            pick_name, origin = name, text
+        elif pick_name is None:  # a call tunes, and a layer of ``optimize`` does not
+            origin = f"{origin}; until then layers of optimize() run {text if name is None else f'{name}, {text}'}"
     return Explanation(
         problem=problem,
         pick=pick_name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 
 import pytest
@@ -90,7 +91,10 @@ def test_calls_that_may_not_tune_run_by_the_rule_and_measured_picks_come_first()
     assert "cpp:" in said
     assert "by the rule" in said
     with settings.patch(tune="on_miss"):
-        assert "not tuned yet" in str(gemmtune.explain("mixed_mm", a, b, scale_b=scale))
+        untuned = gemmtune.explain("mixed_mm", a, b, scale_b=scale)
+        assert untuned.pick is None
+        layers = r"not tuned yet: .*; until then layers of optimize\(\) run cpp:\S+, by the rule .* not measured"
+        assert re.fullmatch(layers, untuned.origin)
         gemmtune.tune("mixed_mm", a, b, scale_b=scale, progress=False)
     assert "from the store" in str(gemmtune.explain("mixed_mm", a, b, scale_b=scale))
     assert "by the rule" in str(gemmtune.explain("mixed_mm", a[:5], b, scale_b=scale))
