@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import register_parametrization
 import gemmtune
 from gemmtune import settings
 from gemmtune.errors import InvalidProblemError
-from gemmtune.integration import modules
+from gemmtune.integration import defaults, modules
 
 
 class Counted(nn.Module):
@@ -46,6 +46,7 @@ def invariant(model: nn.Sequential) -> None:
 
 CALLS = {
     "optimize": gemmtune.optimize,
+    "default tables": lambda model: list(defaults._problems(model)),
     "invariant": invariant,
     "sparsify": lambda model: gemmtune.sparsify_(model, block=16),
     "quantize": lambda model: gemmtune.quantize_(model, "int8"),
