@@ -92,7 +92,7 @@ def _classes(model: nn.Module) -> dict[DeviceInfo, list[RowClass]]:
 def _problems(model: nn.Module) -> Iterator[tuple[Problem, DeviceInfo]]:
     """Yield the product of each layer on a GPU, and of quantized layers and experts on a CPU, with some rows, and their device."""
     for module in model.modules():
-        for weight in module._parameters.values() if is_experts(module) else (getattr(module, "weight", None),):
+        for weight in module._parameters.values() if is_experts(module) else (module._parameters.get("weight"),):
             if not isinstance(weight, torch.Tensor) or isinstance(weight, nn.UninitializedParameter) or weight.dim() not in (2, 3):
                 continue
             is_few_bits, on_cpu = isinstance(weight, QuantizedWeight), weight.device.type == "cpu"

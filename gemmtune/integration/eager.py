@@ -75,7 +75,9 @@ def bound_for(op: str, tensors: tuple[Tensor, ...], options: tuple[Hashable, ...
 
 def multiplied(op: str, *tensors: Tensor) -> Tensor:
     """Return the product by the stored pick, or by torch."""
-    bound = bound_for(op, tensors) if plain_here() and not torch.is_grad_enabled() else None
+    # Compiled autograd traces this, and the look-up of a pick is no part of a graph.
+    picks = plain_here() and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    bound = bound_for(op, tensors) if picks else None
     result = bound.run(op, tensors) if bound is not None else None
     if result is not None:
         return result

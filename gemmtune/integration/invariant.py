@@ -197,8 +197,8 @@ def _timed_as(rows_class: RowClass, current: Settings) -> Settings:
 def check_layers(model: nn.Module) -> None:
     """Raise InvalidProblemError for a layer whose product is not covered."""
     for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, Tensor) and weight.layout in (torch.sparse_bsr, torch.sparse_bsc):
+        weight = module._parameters.get("weight")  # a weight that a parametrization computes changes state when it is read
+        if weight is not None and weight.layout in (torch.sparse_bsr, torch.sparse_bsc):
             raise InvalidProblemError(
                 f"optimize: batch_invariant: got a block-sparse weight in {name or 'the model'}, expected dense or quantized ones; "
                 "make it dense, or leave batch_invariant out"

@@ -85,9 +85,10 @@ def _picks_of(module: nn.Module) -> Picks:
 def linear(module: nn.Linear, input: Tensor) -> Tensor:
     """Run the forward of an ``nn.Linear``."""
     if is_compiling() and _tuned:
-        if BY_PARTS and isinstance(module.weight, QuantizedWeight) and served_by_parts(input, module.weight):
-            return linear_by_parts(input, module.weight, module.bias)
-        return functional.linear(input, module.weight, module.bias)
+        read = module.weight  # once: a parametrization such as spectral_norm computes it, and changes state
+        if BY_PARTS and isinstance(read, QuantizedWeight) and served_by_parts(input, read):
+            return linear_by_parts(input, read, module.bias)
+        return functional.linear(input, read, module.bias)
     if swaps.pending:
         swaps.apply()
     own = module._parameters

@@ -93,7 +93,10 @@ def _by_picks(model: M, tune: Any, rows: range | None, progress: bool, *, later:
             verify_defaults(model, progress=progress)
         # Give each layer our forward, and torch.compile our pass.
         optimized(model)
-        compile_pass.install(tune=example is not None)
+        try:
+            compile_pass.install(tune=example is not None)
+        except FileNotFoundError as error:  # Inductor needs a temporary folder to be imported, and layers do not need Inductor
+            warn(f"optimize: {error}; torch.compile needs one, so graphs run torch's GEMMs: free space there, or set TMPDIR")
         if tune is not None or rows is not None:
             compile_again()
     _models.add(model)

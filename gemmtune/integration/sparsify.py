@@ -50,7 +50,7 @@ def sparsify_(model: M, *, block: int | tuple[int, int] = 64, density: float = 0
         raise InvalidProblemError(f"sparsify_: density: got {density!r}, expected the share of blocks that stay, from 0 to 1")
     rows, cols = sides_of(block)
     kind = Sparsity(block_n=rows, block_k=cols, density=1.0)
-    layers = [m for m in model.modules() if isinstance(m, nn.Linear) and _has_blocks(m.weight, kind)]
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear) and _has_blocks(m._parameters.get("weight"), kind)]
     if not layers:
         raise InvalidProblemError(f"sparsify_: got a model with no layer whose weight consists of whole blocks of {rows}x{cols}")
     made: dict[Tensor, nn.Parameter] = {}
@@ -71,10 +71,11 @@ def _largest(weight: Tensor, kind: Sparsity, density: float) -> Tensor:
     return sparse_of(weight, kept.view_as(norms), kind)
 
 
-def _has_blocks(weight: Tensor, kind: Sparsity) -> bool:
+def _has_blocks(weight: Tensor | None, kind: Sparsity) -> bool:
     """Return True if a dense float weight consists of whole blocks."""
-    plain = type(weight) is nn.Parameter and weight.layout is torch.strided and weight.is_floating_point()
-    return plain and not weight.shape[0] % kind.block_n and not weight.shape[1] % kind.block_k
+    if type(weight) is not nn.Parameter or weight.layout is not torch.strided or not weight.is_floating_point():
+        return False
+    return not weight.shape[0] % kind.block_n and not weight.shape[1] % kind.block_k
 
 
 _packed: weakref.WeakKeyDictionary[nn.Module, PackedOperand] = weakref.WeakKeyDictionary()

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.integration import eager
 
 
 @pytest.fixture(autouse=True)
@@ -217,3 +218,12 @@ def test_an_operand_changed_before_the_backward_pass_is_an_error():
     held.zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+def test_a_traced_backward_pass_leaves_products_to_torch(monkeypatch):
+    """Compiled autograd traces backward passes. The look-up of a pick reads files, which no graph can hold."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(eager, "bound_for", lambda *_: pytest.fail("a pick was looked up"))
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    with torch.no_grad():
+        assert torch.equal(eager.multiplied("mm", a, b), a @ b)

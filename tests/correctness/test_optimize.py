@@ -367,3 +367,14 @@ def test_graphs_compile_again_once_the_model_is_tuned(own_store):
             for _ in range(2):
                 compiled(x)
             assert len(graphs) == count, tuning
+
+
+def test_without_a_temporary_folder_layers_are_optimized_all_the_same(own_store, monkeypatch):
+    def fails(**_: bool) -> None:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(compile_pass, "install", fails)
+    with pytest.warns(RuntimeWarning, match="No usable temporary directory found.*set TMPDIR"):
+        layer = gemmtune.optimize(nn.Linear(8, 8))
+    assert is_optimized(layer)
+    gemmtune.restore(layer)

@@ -13,6 +13,7 @@
 """
 
 import importlib
+import sys
 
 __all__ = ["install", "install_joins", "uninstall"]
 
@@ -33,4 +34,5 @@ def install_joins() -> None:
 
 def uninstall() -> None:
     """Remove our pass. Other passes stay."""
-    importlib.import_module(".backend", __name__).uninstall()
+    if f"{__name__}.backend" in sys.modules:
+        importlib.import_module(".backend", __name__).uninstall()
