@@ -71,7 +71,7 @@ def _rows_of_tokens(problem: Problem, operands: Operands, tokens: torch.Tensor) 
 def gate_of(name: str) -> Epilogue:
     """Return the epilogue act(acc) · x0, with the gates as ``acc`` and the other half of the columns as ``x0``."""
     act = GATES[name]
-    return trace(lambda acc, other: act(acc) * other, torch.float32, [torch.empty((2, 2), device="meta")])
+    return trace(lambda acc, other: act(acc) * other, torch.float32, [torch.empty((), device="meta")])
 
 
 def gated(problem: Problem, product: Approximate, *, held: torch.dtype, flush: bool) -> Approximate:

@@ -36,8 +36,9 @@ WEIGHTS: list[tuple[torch.dtype, Encoding]] = [(INT8, ""), (UINT8, ""), (UINT8, 
 @pytest.mark.parametrize(("dtype_b", "encoding"), WEIGHTS)
 def test_small_weights_are_minus_one_zero_and_one(dtype_b: torch.dtype, encoding: Encoding) -> None:
     signed = encoding == "int4" or (dtype_b != UINT8)
-    b = Probes(mixed(dtype_b, encoding), CPU).integers().b
-    assert values_of(numbers(b, encoding)) == ({-1, 0, 1} if signed else {0, 1})
+    given = Probes(mixed(dtype_b, encoding), CPU).integers()
+    assert values_of(given.a) == {-1, 0, 1}
+    assert values_of(numbers(given.b, encoding)) == ({-1, 0, 1} if signed else {0, 1})
     zeros = Problem.mixed_mm(
         64, 128, 128, dtype=F16, dtype_b=dtype_b, encoding=encoding, scales="group_32", zeros=True, device_type="cpu"
     )

@@ -22,6 +22,7 @@ BESIDES = {
     "numerics/buffers": ("correctness/test_numerics_operands.py",),
     "numerics/judging": ("correctness/test_numerics_compare.py", "correctness/test_conformance_values.py"),
     "numerics/quantized": ("correctness/test_numerics_drawing.py",),
+    "numerics/routed": ("correctness/test_numerics_bounds.py", "correctness/test_experts.py", "correctness/test_grouped.py"),
     "numerics/scaling": ("correctness/test_numerics_quantized.py",),
     "numerics/width": ("correctness/test_numerics_probes.py", "correctness/test_numerics_quantized.py"),
     "numerics/operands": (

@@ -11,7 +11,7 @@ from fake_choices import CLAIMS, PROBLEM, Fake
 from gemmtune.choice import Offers, Status
 from gemmtune.device import detect
 from gemmtune.selector.candidates import Candidates, Retry, row_of
-from gemmtune.selector.result import DISTURBED, SETTLED, Outcome, remedy_for
+from gemmtune.selector.result import ALONE, DISTURBED, SETTLED, Outcome, remedy_for
 from gemmtune.settings import Settings, current
 
 TIMES = {"aten:mm": 20.0, "fake:multiply": 10.0, "fake:dropped": 12.0, "fake:slow": 30.0}
@@ -96,6 +96,12 @@ def test_all_are_measured_again_if_accidents_left_nothing() -> None:
 
 def test_failures_of_a_choice_stay() -> None:
     assert stored("aten:mm", "fake:multiply", store=Known(aten_mm=WRONG, fake_multiply=WRONG)).complete
+
+
+@pytest.mark.parametrize(("wrong", "settled"), [((), False), (("fake_multiply", "fake_dropped", "fake_slow"), True)])
+def test_the_only_correct_choice_is_ranked_once_it_has_rivals(wrong: tuple[str, ...], settled: bool) -> None:
+    found = stored(*TIMES, store=Known(aten_mm={"info": {SETTLED: ALONE}}, **dict.fromkeys(wrong, WRONG)))
+    assert found.known["aten:mm"].settled == settled
 
 
 @pytest.mark.parametrize(

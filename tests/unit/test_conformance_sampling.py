@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
+import torch
+
+from gemmtune.conformance.bench.outcome import heat_map
 from gemmtune.conformance.cases.case import Case
-from gemmtune.conformance.cases.sampling import sample_order
-from gemmtune.conformance.cases.scope import Scope
+from gemmtune.conformance.cases.sampling import Sample, sample_order
+from gemmtune.conformance.cases.scope import Level, Scope
 from gemmtune.conformance.properties.table import PROPERTIES
 from gemmtune.declaration.traits import Traits
 
@@ -44,3 +48,20 @@ def test_addresses_within_a_declared_alignment_may_not_be_refused() -> None:
     assert undeclared.may_refuse(case)
     assert not declared.may_refuse(case)
     assert declared.may_refuse(case.changed(a="col@1"))
+
+
+def test_a_sample_of_every_pair_of_strides_exceeds_its_budget_above_smoke() -> None:
+    pairs = (("row", "row"), ("row", "col"), ("col", "row"))
+    for level, counts in ((Level.SMOKE, (6, 6)), (Level.FULL, (6, 18))):
+        scope = dataclasses.replace(SCOPE, level=level)
+        made = [list(Sample(budget=(6, 6, 6), pairs=pairs, every_pair=every)("x", scope)) for every in (False, True)]
+        assert tuple(map(len, made)) == counts
+
+
+def test_a_map_of_wrong_elements_has_at_most_64_cells_a_side() -> None:
+    zeros = torch.zeros(1, 130, 64, dtype=torch.float64)
+    got = zeros.clone()
+    got[0, 129, 63] = 1
+    heat = heat_map(got, zeros, zeros + 0.5, 0)
+    assert (heat.rows, heat.cols, len(heat.cells), len(heat.cells[0])) == (130, 64, 44, 64)
+    assert heat.cells[43][63] == 2

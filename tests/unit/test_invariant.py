@@ -647,3 +647,7 @@ def test_picked_and_summed_rows_run_by_the_table_of_the_grouped_product(backend:
         assert torch.equal(out, whole)
         with pytest.raises(gemmtune.errors.InvalidProblemError, match=r"out: got \[5, 24\] torch.float32, expected \[6, 24\]"):
             moe(a[:6], index, weights, out[:5])
+
+
+def test_likely_choices_compete_at_powers_of_two_and_halfway_between_small_ones() -> None:
+    assert [m for m in range(1, 300) if invariant._is_listed(m)] == [16, 24, 32, 48, 64, 96, 128, 256]

@@ -95,6 +95,7 @@ def test_reports_a_file_without_baselines(tmp_path, text, message):
             "entry 1: mm 16x32x64 float32 nt on cpu: got log_ratio 'fast' and spread 0.004, expected finite numbers",
         ),
         ({"spread": -1}, "expected finite numbers"),
+        ({"pick": None}, "expected plain texts"),
         ({"processes": 1}, "processes: got 1, expected a whole number of at least 2"),
     ],
 )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import fake_choices
 import pytest
@@ -21,8 +24,9 @@ from gemmtune.dispatch.ready import forget_plans
 from gemmtune.errors import ErrorFromChoice
 from gemmtune.perf_gate.sampling import Match, Sampling, sample_match
 from gemmtune.problem import Problem
+from gemmtune.selector import recheck
 from gemmtune.selector.offers import offers_for
-from gemmtune.selector.recheck import AFTER
+from gemmtune.selector.recheck import AFTER, CALLS
 from gemmtune.selector.session import Session
 from gemmtune.settings import Settings
 from gemmtune.timing.overwritten import Overwritten
@@ -181,3 +185,16 @@ def test_honest_choices_pass_on_operands_with_large_gaps(own_store: Path) -> Non
         [found] = gemmtune.tune("mm", h[:, -1], w[:, 7], progress=False)
     assert {outcome.status for outcome in found.outcomes} == {Status.OK}
     assert len(found.outcomes) > 1
+
+
+@pytest.mark.parametrize(("call_s", "kernel", "calls"), [(0.0, True, CALLS), (0.125, True, 1), (0.125, False, 5)])
+def test_calls_before_the_operands_change_end_with_the_time(
+    call_s: float, kernel: bool, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python functions, which may count their calls, have more time than kernels."""
+    ticks = count()
+    monkeypatch.setattr(recheck, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * call_s))
+    made: list[int] = []
+    choice: Any = SimpleNamespace(name="x", own_results=kernel)
+    assert recheck._begun(choice, lambda _: [lambda: made.append(1)], {}).status is Status.OK
+    assert len(made) == calls

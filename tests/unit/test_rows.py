@@ -11,6 +11,7 @@ from gemmtune.backends.aten.blocks import BlocksChoice
 from gemmtune.backends.table import load
 from gemmtune.choice import Choice
 from gemmtune.device import detect, preset
+from gemmtune.dispatch.keys import without_rows
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Layout, Problem
 from gemmtune.problem.rows import classes_over, row_classes
@@ -179,3 +180,15 @@ def test_an_illegal_m_has_a_reason():
     choices = load("triton").enumerate(tall, device, Settings()).choices
     reasons = [there for c in choices if isinstance(there := c.at(Problem.mm(1, 4096, 4096, device_type="cuda"), device), str)]
     assert any("block_m 128: half of it or more hangs over m = 1" in reason for reason in reasons)
+
+
+def test_the_key_of_a_call_without_rows_keeps_the_columns_of_a_bias() -> None:
+    """A bias [M, N] serves every M by one entry, and is another one than [M, 1]."""
+
+    def rest(m: int, *bias: int) -> object:
+        return without_rows(((m, 8), *[None] * 10, "addmm", None, None, False, bias, "more"))
+
+    first, *_ = rest(4, 4, 5)  # type: ignore[misc]
+    assert rest(7, 7, 5) == (first, 7)
+    assert rest(4, 4, 1) != (first, 4)
+    assert rest(1, 1, 5) is None

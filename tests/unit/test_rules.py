@@ -127,6 +127,10 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
         lambda: dataclasses.replace(Problem.scaled_mm(4, 300, 260, scales="block_1x128"), scale_b=scale(2, 300)),
         "scaled_mm: scale_b must have one element or shape [1, 300] or [3, 300] or [3, 3], got [2, 300]",
     ),
+    "ends of groups with gaps": (
+        changed(Problem.grouped_mm(4, 5, 6, groups=2, device_type="cpu"), offs=Layout(size=(2,), stride=(2,), dtype=INT32)),
+        "grouped_mm: got offs int32[2](2), expected contiguous ones; give offs.contiguous()",
+    ),
     "scales of experts that are for something else": (
         changed(EXPERTS, scale_b=scale(3, 1, 7)),
         "scaled_grouped_mm: got scale_a [4, 1] and scale_b [3, 1, 7], expected [4, 1] and [3, 1, 5] or [4, 2] and [3, 2, 1] "

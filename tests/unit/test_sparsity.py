@@ -105,3 +105,8 @@ def test_blocked_tensors_have_the_requested_density(imbalance: Any) -> None:
 def test_rejects_impossible_blocked_tensors(words: Any) -> None:
     with pytest.raises(gemmtune.InvalidProblemError):
         create_blocked_tensor(64, 64, **words)
+
+
+def test_the_result_is_stored_as_a_is() -> None:
+    for layout, row_major in (("nt", True), ("tt", False)):
+        assert Problem.bsr_mm(16, 64, 128, layout=layout, device_type="cpu").out.row_major == row_major  # type: ignore[arg-type]

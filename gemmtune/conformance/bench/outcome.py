@@ -118,7 +118,7 @@ MOST_CELLS = 64
 
 
 def heat_map(got: torch.Tensor, expected: torch.Tensor, tolerance: torch.Tensor, batch: int) -> HeatMap:
-    """Return the map of matrix ``batch`` of tensors (B, M, N) in float64.
+    """Return the map of matrix ``batch`` of tensors (B, M, N) in float64, which are not empty.
 
     For an exact expectation (tolerance 0) the unit is float32 roundoff of the value, so that any difference shows.
     """
@@ -126,7 +126,7 @@ def heat_map(got: torch.Tensor, expected: torch.Tensor, tolerance: torch.Tensor,
     unit = torch.where(t > 0, t, 2.0**-24 * y.abs().clamp_min(2.0**-100))
     ratio = torch.where((x == y) | (x.isnan() & y.isnan()), 0.0, (x - y).abs() / unit).nan_to_num(nan=math.inf)
     rows, cols = ratio.shape
-    steps = (max(1, math.ceil(rows / MOST_CELLS)), max(1, math.ceil(cols / MOST_CELLS)))
+    steps = (math.ceil(rows / MOST_CELLS), math.ceil(cols / MOST_CELLS))
     cells = torch.nn.functional.max_pool2d(ratio[None, None], steps, steps, ceil_mode=True)[0, 0]
     return HeatMap(batch=batch, rows=rows, cols=cols, cells=tuple(tuple(row) for row in cells.tolist()))
 
