@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -40,6 +41,8 @@ from .stored_tables import product_of, stored_class, stored_table
 log = logging.getLogger("gemmtune")
 
 WAITING = "another process tunes this range: waiting for it"
+STALLED = 4.0
+"""An M whose fastest choice takes so many times as long as that of a larger M was stalled by other work: a time slice has 4 ms."""
 MOST_OF_NEIGHBOUR = 3
 """Number of the best choices of a neighbouring sample that compete at an M that is not fully tuned."""
 
@@ -163,8 +166,28 @@ def _measure_samples(work: Work, store: Store, recorded: Sequence[int], *, limit
             work.times[m] = dict(times)
             work.sampled.append(m)
     if others:
+        _measure_stalled_again(work)
         _look_back(work)
         work.progress.stage("sampled M", len(others), len(others))
+
+
+def _measure_stalled_again(work: Work) -> None:
+    """Measure again, twice at most, the sampled Ms that other work stalled. Leave one that stays so to its neighbours."""
+    least = math.inf
+    for m in sorted(work.sampled, reverse=True):
+        for _ in range(2):
+            if m not in work.results and _best(work, m) > STALLED * least:
+                work.times[m] = dict(measured(work, m, work.times[m])) or work.times[m]
+        if m not in work.results and _best(work, m) > STALLED * least:
+            log.info("%s: other work stalled all measurements of M = %d: its neighbours serve it", work.rows_class, m)
+            work.sampled.remove(m)
+            del work.times[m]
+        else:
+            least = min(least, _best(work, m))
+
+
+def _best(work: Work, m: int) -> float:
+    return min(work.right(m).values(), default=math.inf)
 
 
 def _look_back(work: Work) -> None:

@@ -195,6 +195,22 @@ def test_splits_a_range_at_the_crossover(backend: RowedBackend):
     assert "1..19" in str(result)
 
 
+@pytest.mark.parametrize("stalls", [1, 2, 9])
+def test_an_m_that_other_work_stalls_has_no_slow_pick(backend: RowedBackend, monkeypatch: pytest.MonkeyPatch, stalls: int):
+    """On a busy CPU all choices took a time slice of 4 ms at M = 4, torch 3 ms, between Ms of 25 µs."""
+    left = [stalls * 3]
+
+    def time_us(name: str, m: int) -> float:
+        if m == 4 and left[0] > 0:
+            left[0] -= 1
+            return 3000.0 if name == "fake:torch" else 4000.0
+        return TIMES_US[name](m)
+
+    untimed(monkeypatch, time_us)
+    assert intervals(tuned()) == [(1, CROSSING - 1, "low"), (CROSSING, 64, "high")]
+    assert (left[0] <= 0) is (stalls < 3)
+
+
 class Told(Progress):
     def __init__(self) -> None:
         self.events: list[tuple[object, ...]] = []
