@@ -15,7 +15,7 @@ from ..declaration.subject import Gone
 from ..errors import GemmtuneError
 from ..foreign import parse_json, shown, visible
 from ..workers.pipe import GarbledError
-from .conduct import Conduct, Finding, Record
+from .conduct import EVENTS, Conduct, Finding, Record
 from .memory import Memory
 from .process import Fork
 from .standing import restore, standing
@@ -34,11 +34,6 @@ KEPT_BYTES = 2**28
 """Memory that a GEMM may keep without a note."""
 THREADS_OF_A_CORE = 3
 """Threads of each core that a GEMM may keep without a note: those of torch, of a BLAS library and its own."""
-EVENTS = {
-    "looks": Conduct.LOOKS, "writes": Conduct.WRITES, "starts": Conduct.STARTS, "replaces": Conduct.REPLACED,
-    "reaches": Conduct.REACHES, "lazy": Conduct.LAZY, "torch": Conduct.TORCH,
-}  # fmt: skip
-"""Kinds of events in the journal of a process."""
 AS_BEFORE = {"alias": Conduct.ALIAS, "again": Conduct.AGAIN, "same": Conduct.AGAIN}
 """Words of an answer about the memory of a result."""
 OTHERS = "priority, cores and scheduler of"
@@ -201,6 +196,10 @@ class Candidate:
     def changes(self) -> list[str]:
         """Return how the priorities and cores of the process, and of its parent, were changed since the last call. Undo that."""
         return [f"from {before} to {now}" for before, now in self._fork.changes()] if self._fork and not self._fork.ended() else []
+
+    def output(self) -> int | None:
+        """Return the file with the output of the process."""
+        return self._fork.output.fileno() if self._fork else None
 
     def settle(self) -> None:
         """Judge what the process does and keeps while nobody asks it."""

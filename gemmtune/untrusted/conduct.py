@@ -43,7 +43,11 @@ class Conduct(StrEnum):
 
 
 NOTED = frozenset({Conduct.WRITES, Conduct.STARTS, Conduct.ENVIRONMENT, Conduct.THREADS, Conduct.MEMORY})
-
+EVENTS = {
+    "looks": Conduct.LOOKS, "writes": Conduct.WRITES, "starts": Conduct.STARTS, "replaces": Conduct.REPLACED,
+    "reaches": Conduct.REACHES, "lazy": Conduct.LAZY, "torch": Conduct.TORCH,
+}  # fmt: skip
+"""Conduct by the kinds of events in the journal of a process."""
 
 _CACHE = "Compute each call anew. A key of a cache must hold every number of a and b."
 ADVICE: Mapping[Conduct, str] = MappingProxyType({

@@ -188,9 +188,9 @@ class Fork:
     def __init__(self, memory: int, *, gpu: bool, sandbox: bool) -> None:
         self._first = first(gpu=gpu, sandbox=sandbox)
         own, theirs = socket.socketpair()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         with theirs:
-            self.pid = self._first.fork([theirs.fileno(), memory, self._output.fileno()])
+            self.pid = self._first.fork([theirs.fileno(), memory, self.output.fileno()])
         self._pidfd = os.pidfd_open(self.pid)
         self._parent = parent_of(self.pid)
         self._standings = Standings()
@@ -249,7 +249,7 @@ class Fork:
         while status is None and time.monotonic() < deadline and self._first.alive:
             status = self._first.status(self.pid) if self.ended() else None
             time.sleep(0.002)
-        tail = _tail(self._output.fileno())
+        tail = _tail(self.output.fileno())
         if status is None:
             how = "closed its pipe"
         elif os.WIFSIGNALED(status):
@@ -268,7 +268,7 @@ class Fork:
         self._first.status(self.pid)
         os.close(self._pidfd)
         self.pipe.close()
-        self._output.close()
+        self.output.close()
 
 
 def _kill_all(root: int) -> None:

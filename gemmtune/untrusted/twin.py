@@ -6,7 +6,9 @@ matter from where, by which function, or if it hides when it is observed: nothin
 
 import functools
 import hashlib
+import os
 import random
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +25,8 @@ MODES = ("plain", "no_grad", "inference", "inference")
 """Modes of torch in which programs call a GEMM."""
 OFTEN, MOST_TIMES = 0.6, 3
 """Share of the calls in another thread than the main one, on one core, and with a parameter. Most calls without a pause."""
+WRITTEN = re.compile(r"^(?:MKL_VERBOSE \w*?(GEMM|GEMV|SYMM|SYRK|TRMM|TRSM)|onednn_verbose,.*,exec,cpu,(\w+))", re.MULTILINE)
+"""Lines that MKL and oneDNN write about each product, wherever it is called from."""
 
 
 def digest(result: object) -> bytes:
@@ -59,13 +63,22 @@ class _Again:
 class Twin(_Again):
     """Twin of a GEMM, next to one of torch."""
 
-    def results(self, problem: Problem, operands: Operands, place: int | None) -> tuple[Any, Any] | None:
-        """Return the results of the GEMM and of torch there, or None if the GEMM has none."""
+    def _written(self, begin: int = 0) -> bytes:
+        """Return the output of the process of the GEMM from a byte on."""
+        file = self._candidate.output()
+        return b"" if file is None else os.pread(file, os.fstat(file).st_size, begin)
+
+    def results(self, problem: Problem, operands: Operands, place: int | None) -> tuple[Any, Any, frozenset[str]] | None:
+        """Return the results of the GEMM and of torch there, and the products of torch's libraries, or None without a result."""
         try:
             torch_there, process = rival("cpu", is_twin=True)
             self._candidate.place = process.place = place
+            self._subject = self._subject or subject_of(self._candidate, self._declared)
+            before = len(self._written())
             own = self._result(problem, operands)
-            return own, torch_there.caller(problem)(operands.tensors, operands.scalars, None)
+            words = WRITTEN.findall(self._written(before).decode(errors="replace"))
+            ran = frozenset(f"mkl::{blas}" if blas else f"onednn::{dnn}" for blas, dnn in words)
+            return own, torch_there.caller(problem)(operands.tensors, operands.scalars, None), ran
         except (SubjectError, RemoteError, CandidateEnded, Impossible):
             return None
 

@@ -38,15 +38,24 @@ def load_products(device: str) -> None:
 
 
 def change_torch() -> None:
-    """Let MKL and oneDNN multiply in other ways for as long as this process lives. They read the environment once."""
+    """Let MKL and oneDNN multiply in other ways, and write each product to the output, for as long as this process lives.
+
+    They read the environment once. Forks of this process write too, for which no threads may run yet.
+    """
     before = {name: os.environ.get(name) for name in OTHER_WAYS}
+    threads = torch.get_num_threads()
     os.environ.update(OTHER_WAYS)
+    torch.set_num_threads(1)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         torch.mm(torch.ones(2, 2, dtype=dtype), torch.ones(2, 2, dtype=dtype))
     for name, value in before.items():
         del os.environ[name]
         if value is not None:
             os.environ[name] = value
+    torch.set_num_threads(threads)
+    verbose: Any = torch._C._verbose
+    verbose.mkl_set_verbose(1)
+    verbose.mkldnn_set_verbose(1)
 
 
 def flusher(device: str) -> Callable[[], object]:
