@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from extras import needs
 from models import SMALL, Needed, made, result
 from rotation import rotated
 from safetensors.torch import load_file, save_file
@@ -149,6 +150,7 @@ def test_modules_that_transformers_keeps_in_float32(tmp_path):
     assert {name: (type(x.data), x.dtype) for name, x in other.named_parameters()}.items() <= dtypes.items()
 
 
+@needs("accelerate")
 def test_devices_are_planned_by_the_bytes_in_the_file(tmp_path):
     _, folder = saved_few("llama", tmp_path)
     model = transformers.LlamaForCausalLM.from_pretrained(folder, device_map="auto")

@@ -59,6 +59,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> type:
     return manager  # type: ignore[no-any-return]
 
 
+@needs("accelerate")
 def test_the_server_loads_optimized_models(served: object, loaded: type, tmp_path: Path) -> None:
     """Needs no package of a server."""
     name = saved(tmp_path / "model")
@@ -70,7 +71,7 @@ def test_the_server_loads_optimized_models(served: object, loaded: type, tmp_pat
     assert torch.equal(model(tokens()).logits, gemmtune.restore(model)(tokens()).logits)
 
 
-@needs("serve")
+@needs("accelerate", "serve")
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [[], BATCHES], ids=["one by one", "batches"])
 def test_requests_over_http_get_the_same_tokens_and_tune_nothing(served: object, tmp_path: Path, words: Sequence[str]) -> None:

@@ -74,10 +74,10 @@ def test_tokens_may_differ_at_ties_only() -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "compiled"])
 def test_bf16_gives_equal_tokens_by_our_kernels(tmp_path: Path, eager: bool) -> None:
-    model = vllm_models.write_config(tmp_path / "model")
-    asked = {"model": str(model), "load_format": "dummy", "mixed": "", "eager": eager}
+    model = vllm_models.write_model(tmp_path / "model")
+    asked = {"model": str(model), "load_format": "auto", "mixed": "", "eager": eager}
     ours, theirs = ran(tmp_path, asked), ran(tmp_path, asked, GEMMTUNE_VLLM="0")
-    assert ours["tokens"] == theirs["tokens"]
+    assert equal_but_for_ties(ours, theirs, TIE) > 140  # of 160
     assert len(ours["tokens"]) == 20
     assert (ours["ran"], theirs["ran"]) == (["mm cpp"], [])
     assert ours["tunings"] == []
@@ -90,7 +90,7 @@ def test_bf16_gives_equal_tokens_by_our_kernels(tmp_path: Path, eager: bool) -> 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_int4_gives_equal_tokens_by_our_kernels(tmp_path: Path, method: str) -> None:
-    model = vllm_models.write_int4(tmp_path / "model", method)
+    model = vllm_models.write_model(tmp_path / "model", method)
     asked = {"model": str(model), "load_format": "auto", "mixed": method, "eager": True}
     ours, theirs = ran(tmp_path, asked), ran(tmp_path, asked, GEMMTUNE_VLLM="0")
     assert equal_but_for_ties(ours, theirs, TIE) > 140  # of 160
@@ -112,8 +112,8 @@ def test_without_tables_vllm_runs_every_layer(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_serves_over_http(tmp_path: Path) -> None:
-    model = vllm_models.write_config(tmp_path / "model")
-    ran(tmp_path, {"model": str(model), "load_format": "dummy", "mixed": "", "eager": True})  # plants the tables
+    model = vllm_models.write_model(tmp_path / "model")
+    ran(tmp_path, {"model": str(model), "load_format": "auto", "mixed": "", "eager": True})  # plants the tables
     answers = []
     for switch in ("all", "0"):
         with serving(tmp_path, model, GEMMTUNE_VLLM=switch) as (port, log):
@@ -128,7 +128,7 @@ def serving(folder: Path, model: Path, **changes: str) -> Iterator[tuple[int, Pa
     port = free_port()
     log = folder / f"server-{port}.log"
     words = [
-        "--model", str(model), "--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager", "--dtype", "bfloat16",
+        "--model", str(model), "--skip-tokenizer-init", "--enforce-eager", "--dtype", "bfloat16",
         "--max-model-len", "256", "--max-num-seqs", "8", "--host", "127.0.0.1", "--port", str(port), "--seed", "0",
         "--enable-scale-out",  # the endpoint that takes and returns numbers of tokens, as the model has no tokenizer
     ]  # fmt: skip

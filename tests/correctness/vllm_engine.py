@@ -1,6 +1,6 @@
 """A program that runs vLLM in its own process, with tables planted before, and prints as JSON what it did.
 
-python vllm_engine.py '{"model": "folder", "load_format": "dummy", "mixed": "", "eager": true}'
+python vllm_engine.py '{"model": "folder", "load_format": "auto", "mixed": "", "eager": true}'
 """
 
 from __future__ import annotations

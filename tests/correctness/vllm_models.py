@@ -1,4 +1,4 @@
-"""Tiny Llama folders for vLLM, written here: a config alone, or with weights of four bits in the layout of GPTQ or AWQ."""
+"""Tiny Llama folders for vLLM, written here: a config alone, or with weights in bfloat16 or in the layout of GPTQ or AWQ."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ def write_config(folder: Path, quantization: dict[str, Any] | None = None) -> Pa
     return folder
 
 
-def write_int4(folder: Path, method: str) -> Path:
-    """Write a checkpoint with weights of four bits, by ``gptq`` (symmetric) or ``awq`` (with zero points)."""
+def write_model(folder: Path, method: str = "") -> Path:
+    """Write a checkpoint whose layers all show in its tokens.
+
+    Its weights are bfloat16, or of four bits by ``gptq`` (symmetric) or ``awq`` (with zero points). vLLM's own ``dummy`` weights
+    are so small that a wrong product changes no token.
+    """
     from safetensors.torch import save_file
 
-    quantization = {"quant_method": method, "bits": 4, "group_size": GROUP}
-    quantization |= {"desc_act": False, "sym": True} if method == "gptq" else {"zero_point": True, "version": "gemm"}
     weights, draw = dict[str, torch.Tensor](), torch.Generator().manual_seed(5)
     size = HEADS * HEAD
     layer = {
@@ -45,15 +47,27 @@ def write_int4(folder: Path, method: str) -> Path:
     }  # fmt: skip
     for i in range(LAYERS):
         for name, (k, n) in layer.items():
-            weights |= {f"model.layers.{i}.{name}.{part}": x for part, x in _int4(method, k, n, draw).items()}
+            parts = _int4(method, k, n, draw) if method else {"weight": _normal(n, k, draw) / k**0.5}
+            weights |= {f"model.layers.{i}.{name}.{part}": x for part, x in parts.items()}
         for norm in ("input_layernorm", "post_attention_layernorm"):
             weights[f"model.layers.{i}.{norm}.weight"] = torch.ones(HIDDEN, dtype=torch.bfloat16)
     weights["model.norm.weight"] = torch.ones(HIDDEN, dtype=torch.bfloat16)
-    weights["model.embed_tokens.weight"] = torch.randn(VOCABULARY, HIDDEN, generator=draw).bfloat16()
-    weights["lm_head.weight"] = (torch.randn(VOCABULARY, HIDDEN, generator=draw) / 16).bfloat16()
-    write_config(folder, quantization)
+    weights["model.embed_tokens.weight"] = _normal(VOCABULARY, HIDDEN, draw)
+    weights["lm_head.weight"] = _normal(VOCABULARY, HIDDEN, draw) / 16
+    write_config(folder, _quantization(method))
     save_file(weights, folder / "model.safetensors")
     return folder
+
+
+def _quantization(method: str) -> dict[str, Any] | None:
+    if not method:
+        return None
+    words = {"desc_act": False, "sym": True} if method == "gptq" else {"zero_point": True, "version": "gemm"}
+    return {"quant_method": method, "bits": 4, "group_size": GROUP, **words}
+
+
+def _normal(rows: int, columns: int, draw: torch.Generator) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=draw).bfloat16()
 
 
 def _int4(method: str, k: int, n: int, draw: torch.Generator) -> dict[str, torch.Tensor]:
