@@ -3,10 +3,9 @@
 ``__init__.pyi`` lists the public names.
 """
 
-import importlib
-
 import lazy_loader
 
+from . import forks as _forks
 from . import settings as settings
 from .version import __version__ as __version__
 
@@ -20,5 +19,6 @@ def __getattr__(name: str) -> object:
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module(".integration.compile.extern", __name__)
-    return _imported(name)
+    with _forks.imports.lock:
+        _forks.import_module(".integration.compile.extern", __name__)
+        return _imported(name)

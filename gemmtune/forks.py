@@ -1,6 +1,7 @@
-"""Forks of this process: what OpenMP's threads and our locks are in the child."""
+"""Forks of this process: what OpenMP's threads, our locks and our imports are in the child."""
 
 import ctypes
+import importlib
 import os
 import sys
 import threading
@@ -74,7 +75,45 @@ def _free_locks() -> None:
         one._at_fork_reinit()  # type: ignore[attr-defined]
 
 
+class _Imports:
+    """Late imports of our modules, which a fork waits for.
+
+    A child would wait forever for a module that another thread imports at the fork, because that thread is lost.
+    """
+
+    LONGEST_S = 60.0
+    """Longest wait of a fork. The import could itself wait for a module that the forking thread imports."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._held = False
+
+    def wait(self) -> None:
+        """Wait before a fork until no other thread imports."""
+        self._held = self.lock.acquire(timeout=self.LONGEST_S)
+
+    def go_on(self) -> None:
+        """Let threads of the parent import again."""
+        if self._held:
+            self.lock.release()
+
+    def begin(self) -> None:
+        """Free the lock in the child, even if a lost thread held it."""
+        if self._held:
+            self.lock.release()
+        else:
+            self.lock._at_fork_reinit()  # type: ignore[attr-defined]
+
+
+def import_module(name: str, package: str | None = None) -> Any:
+    """Import a module of ours at its first use, as ``importlib.import_module`` does. A fork waits for the end."""
+    with imports.lock:
+        return importlib.import_module(name, package)
+
+
 _locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
 threads = _Threads()
+imports = _Imports()
 os.register_at_fork(before=threads.end, after_in_child=threads.begin)
 os.register_at_fork(after_in_child=_free_locks)
+os.register_at_fork(before=imports.wait, after_in_parent=imports.go_on, after_in_child=imports.begin)

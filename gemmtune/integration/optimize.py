@@ -205,7 +205,7 @@ def _classes(model: nn.Module) -> list[RowClass]:
     if not classes:
         raise InvalidProblemError(
             f"optimize: got a {type(model).__name__} without a layer that has a table, expected an nn.Linear or HF's Conv1D with a "
-            "dense or quantized weight in memory; tune other products with tune=inputs"
+            "dense or quantized weight in memory: call optimize before fully_shard; tune other products with tune=inputs"
         )
     return classes
 

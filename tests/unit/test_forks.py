@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -146,3 +149,39 @@ def test_locks_are_free_in_a_child():
     with held, packed._lock:
         assert status_of(lambda: held.acquire(timeout=5) and packed._lock.acquire(timeout=5)) == 0
         assert held.locked()
+
+
+def test_a_fork_waits_for_an_import_by_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Otherwise the child waits forever for the module's lock, whose owner is lost."""
+    started = threading.Event()
+    (tmp_path / "slow_to_import.py").write_text("import builtins, time\nbuiltins.started.set()\ntime.sleep(0.3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(builtins, "started", started, raising=False)
+    thread = threading.Thread(target=forks.import_module, args=("slow_to_import",))
+    thread.start()
+    try:
+        assert started.wait(LIMIT_S)
+        assert status_of(lambda: forks.import_module("slow_to_import").__name__ == "slow_to_import") == 0
+    finally:
+        thread.join()
+        sys.modules.pop("slow_to_import")
+
+
+def test_a_fork_waits_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch):
+    """The importing thread may itself wait for the forking one."""
+    monkeypatch.setattr(forks.imports, "LONGEST_S", 0.05)
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with forks.imports.lock:
+            held.set()
+            done.wait(LIMIT_S)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait(LIMIT_S)
+        assert status_of(lambda: forks.import_module("json").__name__ == "json") == 0
+    finally:
+        done.set()
+        thread.join()
