@@ -112,3 +112,18 @@ def reduction_of(
     return Reduction(
         unit=unit or ("fma" if wide else "matrix"), parts=tuple(parts), order=order, promoted_every=promoted_every, own=own
     )
+
+
+def numbers_of_weights(problem: Problem, family: str) -> str:
+    """Return ``own`` of kernels that widen narrow weights to a's dtype before they multiply them in rising order of K.
+
+    Without scales along K and zero points, they multiply the integers themselves. A scale along K of a's dtype times an integer is
+    rounded once to that dtype, in any order of conversions. Other scales and zero points are rounded in an order that only
+    ``family`` knows.
+    """
+    scale = problem.scale_b
+    if problem.zero_b is not None:
+        return family
+    if scale is None or problem.scale_block("scale_b")[0] >= problem.k:
+        return ""
+    return "weights scaled and rounded" if scale.dtype == problem.dtype else family

@@ -4,11 +4,11 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..choice import Choice, Status
 from ..errors import NoValidChoicesError
-from ..numerics.reduction import ALONE, Reduction
+from ..numerics.reduction import Reduction
 from ..timing.rounds import TIE
 from .observed_rows import MOST_OBSERVED, ObservedRows, equal_rows
 from .precompile import precompile
@@ -16,13 +16,12 @@ from .proof import rows_to_check, tile_rows
 from .range_work import SEED, Work, measured, ready_ahead
 from .reduction_classes import (
     MISSING,
-    MOST_RANKED,
+    Offered,
     class_of,
-    classes_of,
-    mean_loss,
+    likeliest_in,
+    likely_classes,
     members_of,
-    missing_loss,
-    offered_in,
+    offered_at,
     ranked,
     reference_of,
     top_row,
@@ -46,20 +45,16 @@ Make = Callable[[Work], Table]
 
 def sample_classes(work: Work, others: Sequence[int]) -> None:
     """Time the best choices of the likeliest classes next to each other, at the tuned Ms and at ``others`` between them."""
-
-    def key(x: Reduction) -> tuple[bool, bool, float, str]:
-        divided = bool(x.parts or x.order) or x.unit == ALONE
-        return str(x) != work.agreed, divided, mean_loss(work.rough, set(members_of(work, x)), missing_loss(x)), str(x)
-
-    classes = sorted(classes_of(work), key=key)[:MOST_RANKED]
-    listed = _listed(work, list(work.results), classes)
+    offered = {m: offered_at(work, m) for m in work.results}
+    classes = likely_classes(work, offered)
+    listed = _listed(work, offered, classes)
     for m in work.results:
         _time(work, m, [*_entrants_at_tuned(work, m, classes), *listed[m]])
     work.close()
     classes = ranked(work)[:MOST_BETWEEN]
     first = [m for m in others if _is_listed(m) or m == work.rows[-1]]
     others = [*first, *(m for m in others if m not in first)]
-    listed = _listed(work, first, classes)
+    listed = _listed(work, {m: offered_at(work, m) for m in first}, classes)
     for i, (m, ready) in enumerate(zip(others, ready_ahead(work, others), strict=True)):
         work.progress.stage("sampled M", i, len(others))
         _time(work, m, [*_entrants_between(work, m, classes, ready), *listed.get(m, ())])
@@ -75,9 +70,9 @@ def _is_listed(m: int) -> bool:
     return m >= LEAST_LISTED and (m.bit_count() == 1 or halfway)
 
 
-def _listed(work: Work, rows: Iterable[int], classes: Sequence[Reduction]) -> dict[int, list[str]]:
+def _listed(work: Work, offered: Mapping[int, Offered | None], classes: Sequence[Reduction]) -> dict[int, list[str]]:
     """Return the names of the likeliest choices of the classes by M, compiled together."""
-    found = {m: offered_in(work, m, classes) for m in rows}
+    found = {m: likeliest_in(work, m, here, classes) for m, here in offered.items()}
     failures = precompile([choice for choices in found.values() for choice in choices], work.settings)
     return {m: [work.take(m, choice) for choice in choices if choice.name not in failures] for m, choices in found.items()}
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..choice import Choice, Status
@@ -13,13 +13,16 @@ from .offers import enabled_backends, widest_offers_for
 from .range_work import Work
 from .remote import open_session
 
+Offered = dict[Reduction | None, list[Choice]]
+"""Choices by class, the likeliest first."""
+
 MOST_RANKED = 4
 """Number of classes that compete at the tuned Ms."""
 MOST_OVER_TORCH, VIOLATION = 1.07, 0.05
 """Slowdown against torch's own operation that a class may have at one M. A class beyond it is worse by whole steps of the logarithm
 of VIOLATION, because times vary."""
 MISSING, DIVIDED = 1.0, 0.15
-"""Losses at an M where a class has no measured choice: a slowdown of e. One run and parts in rising order can be had of others."""
+"""Losses at an M where a class has no measured choice: a slowdown of e where no backend offers one, less where one does."""
 LISTED = ("triton", "cuda")
 """Backends that list every legal config within a second, the likeliest first."""
 LIKELIEST, MOST_ALIKE = 3, 2
@@ -47,28 +50,58 @@ def classes_of(work: Work) -> list[Reduction]:
     return list(dict.fromkeys(x for choice in work.choices.values() if (x := class_of(choice)) is not None))
 
 
-def missing_loss(reduction: Reduction) -> float:
+def likely_classes(work: Work, offered: Mapping[int, Offered | None]) -> list[Reduction]:
+    """Return the classes that compete at the tuned Ms: an agreed one, the likeliest of one run, and the likeliest of all."""
+
+    def key(x: Reduction) -> tuple[bool, float, str]:
+        missing = {m: _missing_loss(x, m, offered[m]) for m in work.rough}
+        return str(x) != work.agreed, mean_loss(work.rough, set(members_of(work, x)), missing), str(x)
+
+    classes = sorted(classes_of(work), key=key)
+    run = next((x for x in classes if not (x.parts or x.order or x.unit == ALONE)), None)
+    first = [x for x in classes if str(x) == work.agreed or x == run]
+    return [*first, *(x for x in classes if x not in first)][:MOST_RANKED]
+
+
+def _missing_loss(reduction: Reduction, m: int, offered: Offered | None) -> float:
     """Return the loss of a class at an M where none of its choices is measured yet."""
-    return MISSING if reduction.unit == ALONE or reduction.order else DIVIDED
+    if reduction.unit == ALONE:
+        return MISSING
+    if offered is None:  # one run, and parts in rising order, are had by changing a choice
+        return MISSING if reduction.order else DIVIDED
+    whole = dataclasses.replace(reduction, parts=())
+    return DIVIDED if reduction in offered or (_runs_in_parts(reduction, m) and whole in offered) else MISSING
 
 
-def offered_in(work: Work, m: int, classes: Sequence[Reduction]) -> list[Choice]:
-    """Return the likeliest choices of each class for an M: from an exhaustive search, and with one run divided as the class does.
+def _runs_in_parts(reduction: Reduction, m: int) -> bool:
+    """Return True if programs that sum the parts of a tile one after another compete at an M."""
+    return bool(reduction.parts) and not reduction.order and m >= LEAST_IN_RUNS
+
+
+def offered_at(work: Work, m: int) -> Offered | None:
+    """Return the choices of an exhaustive search for an M by class, the likeliest first. None: no backend lists all of them."""
+    backends = tuple(name for name in enabled_backends(work.device, work.settings) if name in LISTED)
+    if work.source is not None or work.device.type == "cpu" or not backends:
+        return None
+    settings = dataclasses.replace(work.settings, backends=backends)
+    by_class: Offered = {}
+    for choice in widest_offers_for(work.rows_class.at(m), work.device, settings).choices:
+        by_class.setdefault(class_of(choice), []).append(choice)
+    return by_class
+
+
+def likeliest_in(work: Work, m: int, offered: Offered | None, classes: Sequence[Reduction]) -> list[Choice]:
+    """Return the likeliest ``offered`` choices of each class for an M, and those with one run divided as the class does.
 
     The list of a search may have none of a class.
     """
-    backends = tuple(name for name in enabled_backends(work.device, work.settings) if name in LISTED)
-    if work.source is not None or work.device.type == "cpu" or not backends:
-        return []
-    settings = dataclasses.replace(work.settings, backends=backends)
-    by_class: dict[Reduction | None, list[Choice]] = defaultdict(list)
-    for choice in widest_offers_for(work.rows_class.at(m), work.device, settings).choices:
-        by_class[class_of(choice)].append(choice)
     found: list[Choice] = []
+    if offered is None:
+        return found
     for reduction in classes:
-        found += _unalike(by_class[reduction])
-        if reduction.parts and not reduction.order and m >= LEAST_IN_RUNS:
-            whole = _unalike(by_class[dataclasses.replace(reduction, parts=())])
+        found += _unalike(offered.get(reduction, ()))
+        if _runs_in_parts(reduction, m):
+            whole = _unalike(offered.get(dataclasses.replace(reduction, parts=()), ()))
             divided = (made for choice in whole for made in choice.with_parts(len(reduction.parts), work.device))
             found += [choice for choice in divided if class_of(choice) == reduction and choice.info.get("splits") == 1]
     return list({choice.name: choice for choice in found}.values())
@@ -127,18 +160,18 @@ def _least(times: Times, members: set[str]) -> dict[int, float]:
     return {m: min(us) for m, us in own.items() if us}
 
 
-def mean_loss(times: Times, members: set[str], missing: float = MISSING) -> float:
-    """Return the mean logarithm of the slowdown of some choices against the best."""
-    losses = _losses(times, _least(times, members), missing=missing)
+def mean_loss(times: Times, members: set[str], missing: Mapping[int, float] | None = None) -> float:
+    """Return the mean logarithm of the slowdown of some choices against the best, and the ``missing`` loss where none is timed."""
+    losses = _losses(times, _least(times, members), missing=missing or {})
     return sum(losses) / max(len(losses), 1)
 
 
-def _losses(times: Times, own: Mapping[int, float], against: str = "", missing: float = MISSING) -> list[float]:
+def _losses(times: Times, own: Mapping[int, float], against: str = "", missing: Mapping[int, float] | None = None) -> list[float]:
     """Return the logarithm of the slowdown of the ``own`` times at each M, against the best or where it was measured one choice."""
     losses = []
     for m, here in times.items():
         best = here.get(against, 0.0) if against else min((us for us in here.values() if us > 0), default=0.0)
-        losses.append(missing if m not in own else math.log(own[m] / best) if best > 0 else 0.0)
+        losses.append((missing or {}).get(m, MISSING) if m not in own else math.log(own[m] / best) if best > 0 else 0.0)
     return losses
 
 

@@ -453,13 +453,13 @@ def test_each_class_has_likely_choices_at_every_m():
     from gemmtune.device import preset
     from gemmtune.selector.progress import Progress
     from gemmtune.selector.range_work import Work
-    from gemmtune.selector.reduction_classes import LIKELIEST, _unalike, class_of, offered_in
+    from gemmtune.selector.reduction_classes import LIKELIEST, _unalike, class_of, likeliest_in, offered_at
 
     (rows_class,) = row_classes(Problem.mm(2, 1536, 7168, dtype=torch.bfloat16, layout="nt", device_type="cuda"))
     quick = Settings(search="quick", backends=("aten", "triton", "cuda"))
     work = Work(rows_class, range(1, 4097), preset("sm90"), quick, 0.0, Progress())
     whole, halves = Reduction(unit="matrix"), Reduction(unit="matrix", parts=(3584, 3584))
-    both = {m: offered_in(work, m, [whole, halves]) for m in (1, 1024, 4096)}
+    both = {m: likeliest_in(work, m, offered_at(work, m), [whole, halves]) for m in (1, 1024, 4096)}
     offered = {(m, x): [choice for choice in both[m] if class_of(choice) == x] for m in both for x in (whole, halves)}
     assert sum(map(len, offered.values())) == sum(map(len, both.values()))
     names = {key: {choice.name.rsplit("_s", maxsplit=1)[0] for choice in choices} for key, choices in offered.items()}
@@ -476,7 +476,7 @@ def test_each_class_has_likely_choices_at_every_m():
     made: Any = [SimpleNamespace(name=f"fake:mm_{place}", info={"tile": list(tile)}) for place, tile in enumerate(tiles)]
     assert [choice.name[-1] for choice in _unalike(made)] == ["0", "2", "4"], "two that differ along K alone, three of a family"
     filtered = dataclasses.replace(work, settings=dataclasses.replace(quick, choice_denylist_regex="cuda:.*"))
-    assert {choice.backend for choice in offered_in(filtered, 1, [whole])} == {"triton"}
+    assert {choice.backend for choice in likeliest_in(filtered, 1, offered_at(filtered, 1), [whole])} == {"triton"}
 
 
 def test_three_choices_of_each_class_compete_at_an_m():

@@ -20,6 +20,8 @@ MOST_SPLITS = 65535
 MOST_WORKSPACE_BYTES = 256 * 2**20
 LEAST_BLOCK = 16
 """Minimum side of a tile that ``tl.dot`` accepts on every target."""
+WARP_GROUP_ROWS = 64
+"""Minimum rows of a tile that a warp group multiplies."""
 MOST_THREADS = 1024
 LEAST_ROW_BYTES = 64
 LEAST_BLOCK_K_OF_BYTES = 32
@@ -159,7 +161,7 @@ class Predicate:
             return "fma"
         # Triton supports no integer form of tcgen05.
         grouped = arch.warp_group and not (dtype == torch.int8 and self.device.capability >= TENSOR_MEMORY)
-        return "warp_group" if grouped and config.block_m >= 64 and config.warps % 4 == 0 else "mma"
+        return "warp_group" if grouped and config.block_m >= WARP_GROUP_ROWS and config.warps % 4 == 0 else "mma"
 
     def resources(self, config: Config) -> Resources:
         """Return an upper bound of the shared memory and an estimate of the registers."""
@@ -274,6 +276,10 @@ def _check_shape(problem: Problem, config: Config) -> str | None:
     if min(config.block_m, config.block_n, config.block_k) < LEAST_BLOCK:
         return f"tile {config.block_m}x{config.block_n}x{config.block_k}: each side must be at least {LEAST_BLOCK}"
     blocks = {"m": config.block_m, "n": config.block_n, "k": config.block_k // 2}
+    if problem.float8 and config.block_m == WARP_GROUP_ROWS and config.warps % 4 == 0:
+        del blocks[
+            "m"
+        ]  # other instructions widen 8-bit floats: few rows have the bits that they have among many by this tile alone
     reason = why_overhanging(problem, config, [side for side, block in blocks.items() if block > LEAST_BLOCK])
     if reason is not None:
         return reason

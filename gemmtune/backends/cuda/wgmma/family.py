@@ -13,7 +13,7 @@ import torch
 
 from ....choice import Claims
 from ....device import DeviceInfo
-from ....numerics.reduction import Reduction, reduction_of
+from ....numerics.reduction import Reduction, even_parts, numbers_of_weights, reduction_of
 from ....problem import Problem
 from ....toolchain.record import A, Aligned, Swizzle, TensorMap
 from .. import groups
@@ -38,6 +38,8 @@ DRAM_GBPS = 2600.0
 """Bandwidth at which b and a are read, once."""
 TILE_US, TILE_GBPS = 0.9, 21.7
 """Time of a tile's end, and the rate at which each block of a cluster sends its sums."""
+MANY_ROWS = 64
+"""Rows of the smallest shape that serves any number of rows."""
 LEAST_ROWS = {"quick": 33, "default": 33, "exhaustive": 1}
 """Minimum rows of a, by search. With fewer rows the skinny kernels do no unneeded work."""
 
@@ -68,7 +70,7 @@ class Wgmma(MixedFamily[Config]):
     files = (PRODUCTS, (__package__, "numbers.cuh.jinja"))
 
     def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - device-independent
-        least, rows = LEAST_ROWS[search], -(-problem.m // max(1, problem.groups))
+        least, rows = LEAST_ROWS[search], _rows_of(problem)
         what = "a group has, on the mean," if problem.groups else "a has"
         return f"{what} {rows} rows, tried from {least} on" if rows < least else None
 
@@ -109,10 +111,12 @@ class Wgmma(MixedFamily[Config]):
         return LAUNCH_US[shape.blocks_per_sm] + max(each * (multiplying_us + ending_us), problem.bytes / DRAM_GBPS / 1e3)
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
+        """Return the shapes with every cluster size, best first. Those of few rows serve at most two tiles of them."""
         shapes = (SHAPES_FOR_GROUPS if problem.groups else SHAPES)[weights_of(problem).bits]
         found = [
             Config(shape=shape, cluster_k=size, pdl=True, prefetch_stages=0 if problem.groups else shape.stages)
             for shape in shapes
+            if shape.block_m >= MANY_ROWS or _rows_of(problem) <= 2 * shape.block_m
             for size in (CLUSTER_SIZES if shape.cluster_n == 1 else CLUSTER_SIZES[:1])
         ]
         return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), str(config)))
@@ -126,11 +130,12 @@ class Wgmma(MixedFamily[Config]):
         return claims_of(problem, config.cluster_k)
 
     def reduction(self, problem: Problem, config: Config) -> Reduction | None:
-        """Return sums of batches of steps. Words of weights deal K to threads in an order of their own."""
+        """Return the parts of K, one for each block of a cluster."""
         if not self.batch_invariant(problem, config):
             return None
-        how = "interleaved" if config.interleaved_k else "consecutive"
-        return reduction_in(problem, config.shape, f"{config.cluster_k} {how} blocks")
+        block_k = config.shape.block_k(weights_of(problem))
+        order = f"interleaved by {block_k}" if config.interleaved_k and config.cluster_k > 1 else ""
+        return reduction_in(problem, even_parts(problem.k, block_k, config.cluster_k), order)
 
     def batch_invariant(self, problem: Problem, config: Config) -> bool:
         """Return False if each of several blocks finishes some rows, beginning with its own sums. Two sums commute."""
@@ -168,6 +173,11 @@ class Wgmma(MixedFamily[Config]):
         return config.cluster, rows, -(-cols // config.shape.cluster_n)
 
 
+def _rows_of(problem: Problem) -> int:
+    """Return the rows of a, or the mean of a group."""
+    return -(-problem.m // max(1, problem.groups))
+
+
 def why_not_shape(shape: Shape, weights: Weights) -> str | None:
     """Return the reason why the products of a tile break a limit of copies, batches or registers, or None."""
     if shape.block_n > MOST_BOX:
@@ -188,11 +198,9 @@ def claims_of(problem: Problem, splits: int) -> Claims:
     return float32_sums(splits=splits, weights=problem.dtype if rounds else None)
 
 
-def reduction_in(problem: Problem, shape: Shape, blocks: str) -> Reduction:
-    """Return sums of batches of steps. Words of weights deal K to threads in an order of their own."""
-    weights = weights_of(problem)
-    order = f"{blocks}, {shape.block_k(weights)} a stage in batches of {shape.k16_batch_of(weights)}"
-    return reduction_of(problem, "cuda", order=order, own="cuda wgmma")
+def reduction_in(problem: Problem, parts: tuple[int, ...] = (), order: str = "") -> Reduction:
+    """Return the sum of ``parts`` of K in rising order of K, as the instructions of other kernels add it."""
+    return reduction_of(problem, "cuda", parts=parts, order=order, own=numbers_of_weights(problem, "cuda wgmma"))
 
 
 def map_of_rows(problem: Problem, rows: int) -> TensorMap:

@@ -110,7 +110,7 @@ class WgmmaStream(MixedFamily[Config]):
 
     def reduction(self, problem: Problem, config: Config) -> Reduction | None:
         """Return the class of one block per tile, or None if tiles are divided: then the place of a tile decides how."""
-        return reduction_in(problem, config.shape, "1 consecutive blocks") if config.whole else None
+        return reduction_in(problem) if config.whole else None
 
     def batch_invariant(self, problem: Problem, config: Config) -> bool:  # noqa: ARG002 - the config decides
         """Return False if tiles are divided: their number and order decide where."""

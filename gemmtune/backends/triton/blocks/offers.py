@@ -13,7 +13,7 @@ from ....effort import EFFORT
 from ....problem import Problem
 from ..arch import can_overlap
 from ..configs import repeats, splits_for, tiles_of
-from ..legality import LEAST_BLOCK
+from ..legality import LEAST_BLOCK, WARP_GROUP_ROWS
 from .choice import BlocksChoice
 from .configs import MOST_SPLITS, BlocksConfig, why_not_blocks, why_not_config
 
@@ -21,8 +21,6 @@ BLOCKS_M, PANELS_N, PANELS_K = (16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (
 STAGES = (4, 3)
 SMALL_M = 32
 """Largest M for which the weight is always the left operand of the instruction."""
-WARP_GROUP_ROWS = 64
-"""Weight rows that fill a warp group's instruction, so that the weight may be the left operand for larger M too."""
 MOST_ALIKE = 3
 """Most configs of one output tile that are tried first."""
 MOST_ORDERED = 2

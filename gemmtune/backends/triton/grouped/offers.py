@@ -13,7 +13,7 @@ from ....problem import Problem
 from ..arch import arch_of, can_overlap
 from ..build import KernelChoice
 from ..configs import repeats
-from ..legality import LEAST_BLOCK, Predicate
+from ..legality import LEAST_BLOCK, WARP_GROUP_ROWS, Predicate
 from ..persistent import BARRIER_BYTES
 from ..rank import BLOCK_OVERHEAD_BYTES, LAUNCH_US, loop_step_us
 from .choice import CombinedChoice, RowsChoice, TermsChoice
@@ -22,8 +22,6 @@ from .words import WordRowsChoice, words_configs
 
 BLOCKS_M, BLOCKS_N, BLOCKS_K = (16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128)
 STAGES = (3, 4, 5)
-WARP_GROUP_ROWS = 64
-"""Rows of the left operand that fill a warp group's instruction."""
 MOST_ELEMENTS = 128 * 256
 MOST_ALIKE = 2
 """Configs of one tile that are tried before configs of other tiles."""

@@ -20,6 +20,7 @@ from ..artifact import Expected, words_instruction
 from ..build import KernelChoice
 from ..classes import SIGNATURE_DTYPES
 from ..configs import Config, Geometry, Resources
+from ..legality import WARP_GROUP_ROWS
 from ..printer import PACKAGE
 from ..reductions import summed_by_steps
 from ..spec import KernelSpec
@@ -28,7 +29,6 @@ from .conversions import WordFormat, conversions
 
 VECTOR_BYTES = 16
 """Bytes of one copy of words, or of a row of a, to shared memory."""
-WARP_GROUP_ROWS = 64
 LEAST_ROWS = 16
 BASE_REGISTERS = 40
 BLOCK = 1024
