@@ -130,6 +130,8 @@ def ranked(work: Work) -> list[Reduction]:
     best = {x: _best_us(work, x) for x in by_mean[:MOST_RANKED]}
     means = {x: sum(_losses(work.times, own)) for x, own in best.items()}
     worst = {x: max(_losses(work.times, own, work.baseline), default=0.0) for x, own in best.items()}
+    if work.rows_class.problem.widens_b:  # torch widens weights first, which is no measure of a kernel
+        worst = dict.fromkeys(worst, 0.0)
     steps = {x: max(math.ceil((loss - math.log(MOST_OVER_TORCH)) / VIOLATION), 0) for x, loss in worst.items()}
     likely = sorted(best, key=lambda x: (steps[x], means[x], str(x)))
     return sorted([*likely, *by_mean[MOST_RANKED:]], key=lambda x: str(x) != work.agreed)

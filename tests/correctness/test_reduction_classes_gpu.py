@@ -54,6 +54,16 @@ CASES: dict[str, tuple[Problem, Reduction, set[str]]] = {
         for encoding, scales in WEIGHTS
         for parts in (1, 2)
     },
+    "int4-by-warps": (
+        Problem.mixed_mm(2, N, K, dtype=BF16, encoding="int4", scales="group_128", device_type="cuda"),
+        Reduction(unit="matrix", own="triton words of a thread"),
+        {"triton:mixed"},
+    ),
+    "int8-by-warps": (
+        Problem.mixed_mm(2, N, K, dtype=BF16, scales="column", device_type="cuda"),
+        Reduction(unit="matrix", own="triton words of a thread"),
+        {"triton:mixed"},
+    ),
     "float8-row": (
         Problem.scaled_mm(2, N, K, scales="row", device_type="cuda"),
         Reduction(unit="matrix", promoted_every=128, own="triton"),

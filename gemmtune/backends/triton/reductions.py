@@ -3,6 +3,7 @@
 from ...device import DeviceInfo
 from ...numerics.reduction import Reduction, numbers_of_weights, parts_of, reduction_of
 from ...problem import Problem
+from ...problem.operations import OPERATIONS
 from .configs import Config, Geometry
 from .legality import Predicate
 from .quantized import Quantized, quantized_of
@@ -19,8 +20,9 @@ def summed_by_steps(
     capability = device.capability if device.type == "cuda" else 0
     quantized = quantized_of(problem, config.block_k, capability=capability)
     if quantized is not None and not own:
-        promoted_every = config.block_k if quantized.fresh else _narrow_sum(problem, quantized, config, device)
-        own = _numbers(problem, quantized)
+        by_group = Predicate(problem, device).instruction(config) == "warp_group"
+        narrow = quantized.imprecise if by_group else None  # other instructions multiply 8-bit floats as float16
+        promoted_every, own = config.block_k if quantized.fresh else narrow, _numbers(problem, quantized, by_group=by_group)
     if device.type == "cpu":  # the interpreter multiplies each step with numpy, whose order depends on the sizes of the tile
         own = f"interpreted {config.block_m}x{config.block_n}x{config.block_k}"
     return reduction_of(
@@ -39,15 +41,11 @@ def summed_by_lanes(problem: Problem, config: Config, own: str = "") -> Reductio
     return reduction_of(problem, "triton", unit="fma", order=order, own=own)
 
 
-def _narrow_sum(problem: Problem, quantized: Quantized, config: Config, device: DeviceInfo) -> int | None:
-    """Return the elements of K in a narrow sum of 8-bit floats. One warp multiplies them as float16, whose sums are not narrow."""
-    if quantized.imprecise is None or Predicate(problem, device).instruction(config) != "warp_group":
-        return None
-    return quantized.imprecise
+def _numbers(problem: Problem, quantized: Quantized, *, by_group: bool) -> str:
+    """Return the name of the arithmetic of scaled or converted numbers; empty if kernels multiply them as they are.
 
-
-def _numbers(problem: Problem, quantized: Quantized) -> str:
-    """Return the name of the arithmetic of scaled or converted numbers; empty if kernels multiply them as they are."""
-    if quantized.on_weights:
-        return numbers_of_weights(problem, "triton")
+    Single warps convert weights where they were loaded, and so divide K among instructions by the width of a weight.
+    """
+    if OPERATIONS[quantized.op].widens_b:
+        return numbers_of_weights(problem, "triton") if by_group else "triton words of a thread"
     return "triton" if quantized.on_sums or len(quantized.on_result) > 1 or quantized.product != problem.dtype else ""

@@ -21,7 +21,7 @@ from ..persistent import operand_blocks
 from ..printer import TRITON_DTYPES
 from ..records import Blocks
 from ..reductions import summed_by_steps
-from .configs import GroupedConfig, most_tiles, scale_group_of, scale_rows_of, why_not_config
+from .configs import GroupedConfig, most_tiles, oriented, scale_group_of, scale_rows_of, why_not_config
 
 LEAST_GROUPS_BLOCK = 16
 
@@ -79,11 +79,14 @@ class GroupedChoice(KernelChoice):
     @classmethod
     def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:
         """Return the sum of a row over steps of block_k, whatever rows its group has. None: groups divide the terms."""
+        assert isinstance(config, GroupedConfig)
         if problem.divides_terms:
             return None
-        if not scale_group_of(problem):
-            return summed_by_steps(problem, where, config, device)
-        return summed_by_steps(problem, where, config, device, promoted_every=config.block_k, own="triton groups")
+        if not problem.widens_b:
+            return summed_by_steps(problem, where, oriented(config), device)
+        how = Predicate(problem, device).instruction(oriented(config))
+        every = config.block_k if scale_group_of(problem) else None
+        return summed_by_steps(problem, where, config, device, promoted_every=every, own=f"triton groups by {how}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,7 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: GroupedConfig) 
     reason = predicate.check(config)
     if reason is not None or not config.swap or device.type == "cpu":
         return reason
-    return predicate.why_no_room(replace(config, block_m=config.block_n, block_n=config.block_m))
+    return predicate.why_no_room(oriented(config))
 
 
 def why_not_described(problem: Problem, device: DeviceInfo, config: GroupedConfig) -> str | None:
@@ -110,6 +110,11 @@ def scale_group_of(problem: Problem) -> int:
 def multiplied(problem: Problem, config: GroupedConfig) -> GroupedConfig:
     """Return the config of the tile as it is multiplied: a gated product also multiplies the gate's columns."""
     return replace(config, block_n=2 * config.block_n) if problem.gated else config
+
+
+def oriented(config: GroupedConfig) -> GroupedConfig:
+    """Return the config with the rows of the instruction as block_m: columns of the group's matrix with ``swap``."""
+    return replace(config, block_m=config.block_n, block_n=config.block_m) if config.swap else config
 
 
 def most_tiles(problem: Problem, config: Config) -> int:

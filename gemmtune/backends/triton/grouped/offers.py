@@ -17,7 +17,7 @@ from ..legality import LEAST_BLOCK, WARP_GROUP_ROWS, Predicate
 from ..persistent import BARRIER_BYTES
 from ..rank import BLOCK_OVERHEAD_BYTES, LAUNCH_US, loop_step_us
 from .choice import CombinedChoice, RowsChoice, TermsChoice
-from .configs import GroupedConfig, multiplied, why_not_config
+from .configs import GroupedConfig, multiplied, oriented, why_not_config
 from .words import WordRowsChoice, words_configs
 
 BLOCKS_M, BLOCKS_N, BLOCKS_K = (16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128)
@@ -79,8 +79,8 @@ def estimate_us(predicate: Predicate, config: GroupedConfig) -> float:
     per_sm = tiles / device.sm_count
     waves = math.ceil(per_sm) if per_sm < 2 * config.resident else per_sm
     wide = multiplied(problem, config)
-    oriented = replace(wide, block_m=wide.block_n, block_n=wide.block_m) if config.swap else wide
-    step_us = loop_step_us(predicate, oriented) * (0.9 if config.described else 1.0)
+    turned = oriented(wide)
+    step_us = loop_step_us(predicate, turned) * (0.9 if config.described else 1.0)
     # Bytes in flight must cover the latency of memory.
     inflight = config.resident * (config.stages - 1) * (config.block_m + config.block_n) * config.block_k * problem.dtype.itemsize
     hidden = min(1.0, inflight / 65536)
