@@ -602,6 +602,8 @@ def test_registers_per_thread(threads: int, blocks: int, registers: int) -> None
         (stream_shape(128, 3, 1, 64, 4), {"blocks": 0}, "0 blocks, expected 1 to 256"),
         (stream_shape(256, 3, 1, 64, 2), {}, "needs about 192 registers for each thread, 160 are left"),
         (stream_shape(256, 2, 1, 64, 3), {"blocks": 257}, "257 blocks, expected 1 to 256"),
+        (stream_shape(256, 2, 1, 64, 3), {"runs": 2}, "2 runs, expected 1, or whole tiles with as many steps along K"),
+        (stream_shape(256, 2, 1, 64, 3), {"runs": 99, "whole": True}, "99 runs, expected 1, or whole tiles"),
     ],
 )
 def test_persistent_blocks_refuse(shape: Any, told: dict[str, Any], reason: str) -> None:

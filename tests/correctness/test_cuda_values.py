@@ -98,13 +98,19 @@ STREAM, WIDE_STREAM, THIRD_STREAM = stream_shape(32, 2, 1, 64, 2), stream_shape(
 PERSISTENT: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
     "whole-and-divided": (mixed(61, 136, 1056, dtype=BF16, **INT4, scales="group_128"), STREAM, {"blocks": 3}),
     "whole": (mixed(61, 200, 480, **INT4, scales="group_64"), THIRD_STREAM, {"blocks": 3, "whole": True}),
+    "two-runs": (mixed(61, 200, 480, **INT4, scales="group_32"), THIRD_STREAM, {"blocks": 3, "whole": True, "runs": 2}),
+    "three-runs-biased": (
+        biased(mixed(33, 136, 1040, dtype=BF16, scales="column")),
+        STREAM,
+        {"blocks": 5, "whole": True, "runs": 3},
+    ),
     "many-helpers": (mixed(29, 136, 1568, **UINT4, scales="group_32", zeros=True), STREAM, {"blocks": 7}),
     "uint4-column-zeros": (mixed(40, 136, 1056, dtype=BF16, **UINT4, scales="column", zeros=True), WIDE_STREAM, {"blocks": 5}),
     "int8-column-gated": (gated(mixed(70, 200, 656, scales="column")), THIRD_STREAM, {"blocks": 5}),
     "int8-biased": (biased(mixed(33, 136, 560, dtype=BF16, scales="group_64", zeros=True)), STREAM, {"blocks": 8}),
     "few-steps": (mixed(9, 72, 192, dtype_b=UINT8, scales="tensor"), STREAM, {"blocks": 132}),
 }
-"""Cases with whole and divided tiles in both orders, one and more helpers, remainders, all weights, and epilogues."""
+"""Cases with whole and divided tiles in both orders, runs, one and more helpers, remainders, all weights, and epilogues."""
 
 
 def wgmma_stream(problem: Problem, shape: Any, told: dict[str, Any]) -> CudaChoice:

@@ -60,17 +60,18 @@ class Config(MixedConfig):
     """Shape plus launch parameters.
 
     At most ``blocks`` persistent blocks walk over the tiles. They divide tiles that do not fill all blocks along K. With ``whole``
-    no tile is divided.
+    no tile is divided. A block then sums a tile in ``runs`` parts of K, one after another, and adds them.
     """
 
     shape: Shape
     blocks: int = 132
     whole: bool = False
+    runs: int = 1
 
     def label(self, weights: Weights) -> str:
         """Return a name such as ``i4_256x128x128_s3_w2t1b4_b132_whole_pdl3``."""
         kernel, _, launch = super(Config, self).label(weights).rpartition("_k1")
-        return f"{kernel}_b{self.blocks}{'_whole' if self.whole else ''}{launch}"
+        return f"{kernel}_b{self.blocks}{f'_runs{self.runs}' if self.runs > 1 else '_whole' if self.whole else ''}{launch}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

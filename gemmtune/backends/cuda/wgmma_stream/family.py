@@ -12,7 +12,7 @@ import torch
 
 from ....choice import Claims
 from ....device import DeviceInfo
-from ....numerics.reduction import Reduction
+from ....numerics.reduction import Reduction, even_parts
 from ....problem import Problem
 from ....toolchain.record import MAP_BYTES, WORKSPACE, Address, Aligned, Record, TensorMap
 from ...cpp.printer import STORAGE_TYPES
@@ -46,7 +46,8 @@ class Work(mixed.Work):
     """Parameters of the persistent kernel.
 
     There are ``tiles_m`` by ``tiles_n`` tiles, in strips of ``strip`` rows of tiles. The first ``divided`` tiles have ``helpers``
-    blocks. Their owners sum ``head`` steps, and each helper ``each`` or, the first ``more`` of a tile, one more.
+    blocks. Their owners sum ``head`` steps, and each helper ``each`` or, the first ``more`` of a tile, one more. So do the runs of a
+    block that sums a tile in several.
     """
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
@@ -76,6 +77,8 @@ class WgmmaStream(MixedFamily[Config]):
         reason = super().why_not_config(problem, device, config) or why_not_shape(shape, weights_of(problem))
         if reason is not None:
             return reason
+        if config.runs > 1 and not (config.whole and config.runs <= steps_of(problem, config)):
+            return f"{config.runs} runs, expected 1, or whole tiles with as many steps along K"
         if not 0 < config.blocks <= MOST_BLOCKS:
             return f"{config.blocks} blocks, expected 1 to {MOST_BLOCKS}"
         if rows * cols + 2 * config.blocks >= INT32_LIMIT:
@@ -86,31 +89,37 @@ class WgmmaStream(MixedFamily[Config]):
         division, tile_us = division_of(problem, config), steps_of(problem, config) * step_us_of(problem, config.shape)
         rounds = division.waves + (1 / division.parts if division.left else 0.0)
         busy = (division.waves * division.blocks + division.left) / (rounds * device.sm_count)
-        each_us = (division.waves + (division.left > 0)) * TILE_US + (DIVIDED_US if division.divided else 0.0)
+        tile_ends_us = TILE_US + 2 * EXCHANGE_US * (config.runs - 1)
+        each_us = (division.waves + (division.left > 0)) * tile_ends_us + (DIVIDED_US if division.divided else 0.0)
         return LAUNCH_US + max(rounds * tile_us * (ALONE + MORE * busy) + each_us, problem.bytes / DRAM_GBPS / 1e3)
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
-        """Return every shape with divided and with whole tiles, best first. Whole tiles come first if nothing would be divided."""
+        """Return every shape with divided and with whole tiles, best first. Whole tiles come first if nothing would be divided.
+
+        Two runs have the bits of clusters of two blocks, which are fast for fewer rows.
+        """
         found = [
-            Config(shape=shape, blocks=device.sm_count, whole=whole, pdl=True, prefetch_stages=shape.stages)
+            Config(shape=shape, blocks=device.sm_count, whole=whole, runs=runs, pdl=True, prefetch_stages=shape.stages)
             for shape in SHAPES[weights_of(problem).bits]
-            for whole in (False, True)
+            for whole, runs in ((False, 1), (True, 1), (True, 2))
         ]
         return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), not config.whole, str(config)))
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - config decides
         yield from beginnings(config, config.shape.stages)
-        yield dataclasses.replace(config, whole=not config.whole)
+        if config.runs == 1:
+            yield dataclasses.replace(config, whole=not config.whole)
 
     def near_sizes(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterable[int]:  # noqa: ARG002 - no clusters
         return ()
 
     def claims(self, problem: Problem, config: Config) -> Claims:
-        return claims_of(problem, division_of(problem, config).parts)
+        return claims_of(problem, max(division_of(problem, config).parts, config.runs))
 
     def reduction(self, problem: Problem, config: Config) -> Reduction | None:
-        """Return the class of one block per tile, or None if tiles are divided: then the place of a tile decides how."""
-        return reduction_in(problem) if config.whole else None
+        """Return the runs of one block per tile, or None if tiles are divided: then the place of a tile decides how."""
+        parts = even_parts(problem.k, config.shape.block_k(weights_of(problem)), config.runs)
+        return reduction_in(problem, parts) if config.whole else None
 
     def batch_invariant(self, problem: Problem, config: Config) -> bool:  # noqa: ARG002 - the config decides
         """Return False if tiles are divided: their number and order decide where."""
@@ -120,7 +129,8 @@ class WgmmaStream(MixedFamily[Config]):
         made, result = super().source(problem, config), STORAGE_TYPES[problem.out.dtype]
         structs = structs_of(Work, {"out": f"{result}*", "sums": "float4*", "flags": "unsigned*"})
         own = (*files_of(wgmma.__name__, "numbers", "device", "sums", "store"), *files_of(__package__, "flags", "steps", "results"))
-        return dataclasses.replace(made, files=(PRODUCTS, *PARTS[:2], *own), values={**made.values, "structs": structs})
+        values = {**made.values, "structs": structs, "in_runs": config.runs > 1}
+        return dataclasses.replace(made, files=(PRODUCTS, *PARTS[:2], *own), values=values)
 
     def values(self, weights: Weights, shape: Shape) -> dict[str, Any]:
         return {
@@ -138,6 +148,7 @@ class WgmmaStream(MixedFamily[Config]):
         work.tiles_m, work.tiles_n = tiles_of(problem, config)
         work.strip = strip_of_rows(config.shape.block_m)
         division = division_of(problem, config)
+        work.each, work.more = divmod(division.steps, config.runs)
         if division.divided:
             work.divided, work.helpers = division.divided, division.helpers
             work.head = division.head(lead_us(division) / step_us_of(problem, config.shape))
@@ -151,19 +162,20 @@ class WgmmaStream(MixedFamily[Config]):
         return division_of(problem, config).blocks, 1, 1
 
     def record(self, problem: Problem, config: Config) -> Record:
-        """Return the launch record. The workspace has the flags of helpers' warps, then the sums that each helper leaves.
+        """Return the launch record. The workspace has the flags of helpers' warps, then the sums that each block leaves.
 
         Launches for any M share a workspace, and only flags are clear after a launch. So flags have a place of their own.
         """
         record, shape, division = super().record(problem, config), config.shape, division_of(problem, config)
-        if not division.divided:
+        leaving = division.blocks if config.runs > 1 else division.helpers
+        if not leaving:
             return record
         first = MAP_BYTES * len(record.maps)
         workspace = (
             Address(offset=first + Work.flags.offset, operand=WORKSPACE),
             Address(offset=first + Work.sums.offset, operand=WORKSPACE, more_bytes=FLAGS_BYTES),
         )
-        sums_bytes = division.helpers * 4 * shape.block_m * shape.block_n
+        sums_bytes = leaving * 4 * shape.block_m * shape.block_n
         return dataclasses.replace(record, addresses=(*record.addresses, *workspace), workspace_bytes=FLAGS_BYTES + sums_bytes)
 
 
