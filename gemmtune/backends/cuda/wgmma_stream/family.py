@@ -46,8 +46,8 @@ class Work(mixed.Work):
     """Parameters of the persistent kernel.
 
     There are ``tiles_m`` by ``tiles_n`` tiles, in strips of ``strip`` rows of tiles. The first ``divided`` tiles have ``helpers``
-    blocks. Their owners sum ``head`` steps, and each helper ``each`` or, the first ``more`` of a tile, one more. So do the runs of a
-    block that sums a tile in several.
+    blocks. Their owners sum ``head`` steps, and each helper ``each`` or, the first ``more`` of a tile, one more. Runs of a block
+    that sums a tile in several have as many.
     """
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
