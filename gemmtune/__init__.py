@@ -3,9 +3,11 @@
 ``__init__.pyi`` lists the public names.
 """
 
+import importlib
+
 import lazy_loader
 
-from . import forks as _forks
+from . import forks as _forks  # noqa: F401 - what it does at forks is needed from the first use of a name on
 from . import settings as settings
 from .version import __version__ as __version__
 
@@ -19,6 +21,5 @@ def __getattr__(name: str) -> object:
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with _forks.imports.lock:
-        _forks.import_module(".integration.compile.extern", __name__)
-        return _imported(name)
+    importlib.import_module(".integration.compile.extern", __name__)
+    return _imported(name)

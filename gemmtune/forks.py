@@ -1,16 +1,21 @@
 """Forks of this process: what OpenMP's threads, our locks and our imports are in the child."""
 
 import ctypes
-import importlib
 import os
 import sys
 import threading
+import time
+import types
 import warnings
 import weakref
 from typing import Any
 
 SOFT = 1
 """``omp_pause_soft``: end the threads, and start them again when they are needed."""
+IMPORTER = "<frozen importlib._bootstrap>"
+"""File of Python's functions that import, in the stacks of threads."""
+LONGEST_WAIT_S = 60.0
+"""Longest wait of a fork for imports. One of them could itself wait for a module that the forking thread imports."""
 NOT_GNU = "__kmpc_fork_call"
 """Function of LLVM's and Intel's runtimes, which start new threads in a child without help."""
 
@@ -75,45 +80,36 @@ def _free_locks() -> None:
         one._at_fork_reinit()  # type: ignore[attr-defined]
 
 
-class _Imports:
-    """Late imports of our modules, which a fork waits for.
+def wait_for_imports() -> None:
+    """Wait before a fork until no other thread imports a module of ours, or any module for us.
 
-    A child would wait forever for a module that another thread imports at the fork, because that thread is lost.
+    A child would wait forever for such a module, because the thread that imports it is lost. No lock keeps others from beginning
+    just now: Python's own would have to be held while the functions of other libraries that precede a fork take theirs.
     """
-
-    LONGEST_S = 60.0
-    """Longest wait of a fork. The import could itself wait for a module that the forking thread imports."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self._held = False
-
-    def wait(self) -> None:
-        """Wait before a fork until no other thread imports."""
-        self._held = self.lock.acquire(timeout=self.LONGEST_S)
-
-    def go_on(self) -> None:
-        """Let threads of the parent import again."""
-        if self._held:
-            self.lock.release()
-
-    def begin(self) -> None:
-        """Free the lock in the child, even if a lost thread held it."""
-        if self._held:
-            self.lock.release()
-        else:
-            self.lock._at_fork_reinit()  # type: ignore[attr-defined]
+    latest = time.monotonic() + LONGEST_WAIT_S
+    while _others_import() and time.monotonic() < latest:
+        time.sleep(0.001)
 
 
-def import_module(name: str, package: str | None = None) -> Any:
-    """Import a module of ours at its first use, as ``importlib.import_module`` does. A fork waits for the end."""
-    with imports.lock:
-        return importlib.import_module(name, package)
+def _others_import() -> bool:
+    stacks = sys._current_frames()
+    del stacks[threading.get_ident()]
+    return any(map(_imports, stacks.values()))
+
+
+def _imports(frame: types.FrameType | None) -> bool:
+    importing = False
+    while frame is not None:
+        importing |= frame.f_code.co_filename == IMPORTER
+        ours = str(frame.f_globals.get("__name__")).partition(".")[0] == __package__
+        if ours and (importing or frame.f_code.co_name == "<module>"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 _locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
 threads = _Threads()
-imports = _Imports()
+os.register_at_fork(before=wait_for_imports)  # the first that is registered runs last, so what others begin until then counts
 os.register_at_fork(before=threads.end, after_in_child=threads.begin)
 os.register_at_fork(after_in_child=_free_locks)
-os.register_at_fork(before=imports.wait, after_in_parent=imports.go_on, after_in_child=imports.begin)

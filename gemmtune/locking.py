@@ -4,7 +4,9 @@ import errno
 import fcntl
 import functools
 import tempfile
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import filelock
@@ -45,11 +47,32 @@ def _has_locks(device: int, folder: Path) -> bool:
     return True
 
 
-def file_lock(path: Path, timeout_s: float = -1) -> AbstractContextManager[object]:
-    """Return the lock on a file, to be used in a ``with`` statement. It locks nothing where there are no locks.
+class _Held(threading.local):
+    """Files that this thread has locked."""
+
+    def __init__(self) -> None:
+        self.paths: set[Path] = set()
+
+
+_held = _Held()
+
+
+@contextmanager
+def file_lock(path: Path, timeout_s: float = -1) -> Iterator[None]:
+    """Hold the lock on a file. It locks nothing where there are no locks, or if this thread has it already.
+
+    A thread has it already if a signal handler or a finalizer calls what it interrupted.
 
     ``timeout_s`` limits the wait at its beginning, with filelock.Timeout, an OSError; -1 is no limit. Raises OSError if the file
     cannot be made, for which filelock would wait.
     """
     path.touch()
-    return filelock.FileLock(path, timeout=timeout_s) if has_locks(path.parent) else nullcontext()
+    if path in _held.paths or not has_locks(path.parent):
+        yield
+        return
+    with filelock.FileLock(path, timeout=timeout_s):
+        _held.paths.add(path)
+        try:
+            yield
+        finally:
+            _held.paths.remove(path)

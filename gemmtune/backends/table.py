@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .. import forks
 from ..errors import SettingsError
 
 if TYPE_CHECKING:
@@ -50,5 +50,5 @@ def check_names(names: Iterable[str]) -> None:
 
 def load(name: str) -> Backend:
     """Return the backend of that name, imported at first use to keep heavy toolchains out of the package's import."""
-    backend: Backend = forks.import_module(BACKENDS[name].module).BACKEND
+    backend: Backend = importlib.import_module(BACKENDS[name].module).BACKEND
     return backend

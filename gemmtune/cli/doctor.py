@@ -15,6 +15,7 @@ from rich.text import Text
 from .. import __version__, settings
 from ..backends.table import BACKENDS, load
 from ..cache import folder_of
+from ..choice import ONLY_COMPILED
 from ..device import DeviceInfo, detect
 from ..errors import GemmtuneError, UnavailableError
 from ..native import build
@@ -51,7 +52,8 @@ def doctor(json_file: str | None, *, build_native: bool = False) -> int:
     for title, lines in _sections(data):
         parts += [Text(title, style="bold"), *(Text(f"  {line}") for line in lines)]
     problems = [Text(f"problem: {problem}", style="bold red") for problem in data["problems"]]
-    answer(json_file, data, [*parts, *(problems or [Text("no problems found", style="bold green")])])
+    notes = [Text(f"note: {line}", style="yellow") for line in _not_compiling(data["backends"])]
+    answer(json_file, data, [*parts, *notes, *(problems or [Text("no problems found", style="bold green")] * (not notes))])
     return 1 if data["problems"] else 0
 
 
@@ -227,6 +229,16 @@ def _backend_lines(name: str, entry: dict[str, Any]) -> Iterator[str]:
     for seen in entry["devices"]:
         when = "" if seen["by_default"] else " (only when named)"
         yield f"{name} on {seen['device']}: {'yes' if seen['ok'] else 'no'}, {seen['detail']}{when}"
+
+
+def _not_compiling(backends: dict[str, Any]) -> list[str]:
+    """Return lines of the backends that would serve a device of this machine, and cannot compile for it."""
+    return [
+        f"{name} on {seen['device']}: {seen['detail']}"
+        for name, entry in backends.items()
+        for seen in entry["devices"]
+        if seen["by_default"] and ONLY_COMPILED in seen["detail"]
+    ]
 
 
 def _device_line(device: dict[str, Any]) -> str:

@@ -158,11 +158,16 @@ class Bar(Progress):
 def progress_for(stream: TextIO | None = None) -> Progress:
     """Return the listener that suits ``stream`` (None: standard error): a bar on a terminal, otherwise log lines."""
     stream = stream or sys.stderr
-    return Bar(stream) if stream.isatty() else Lines()
+    return Bar(stream) if on_terminal(stream) else Lines()
+
+
+def on_terminal(stream: TextIO | None) -> bool:
+    """Return True if a stream shows its text on a terminal. Daemons have None as a standard stream, or a closed one."""
+    return stream is not None and not stream.closed and stream.isatty()
 
 
 def notify(text: str) -> None:
     """Log an INFO line. On a terminal without configured logging, print it to standard error."""
     log.info("%s", text)
-    if not log.hasHandlers() and sys.stderr.isatty():
+    if not log.hasHandlers() and on_terminal(sys.stderr):
         print(f"gemmtune: {text}", file=sys.stderr, flush=True)

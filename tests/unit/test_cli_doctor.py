@@ -77,6 +77,8 @@ def test_missing_compilers_are_named(capsys, own_store, monkeypatch):
     text = capsys.readouterr().out
     assert "C++: none of c++, g++, clang++ on the PATH" in text
     assert "CUDA: none of nvcc on the PATH" in text
+    none = "no C++ compiler on PATH (c++, g++, clang++); install g++ or clang++"
+    assert text.splitlines()[-1] == f"note: cpp on cpu: only kernels that were compiled before: {none}"
 
 
 @pytest.mark.filterwarnings("ignore:store:RuntimeWarning")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import ctypes
+import importlib
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ import gemmtune
 from gemmtune import forks, settings
 from gemmtune.backends.table import load
 from gemmtune.choice import Choice, Kernel
+from gemmtune.declaration.subject import found_at
 from gemmtune.device import detect
 from gemmtune.problem import Problem
 
@@ -151,37 +153,36 @@ def test_locks_are_free_in_a_child():
         assert held.locked()
 
 
-def test_a_fork_waits_for_an_import_by_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Otherwise the child waits forever for the module's lock, whose owner is lost."""
+@contextlib.contextmanager
+def importing(name: str, load: Callable[[str], object], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A thread that imports a slow module."""
     started = threading.Event()
-    (tmp_path / "slow_to_import.py").write_text("import builtins, time\nbuiltins.started.set()\ntime.sleep(0.3)\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    (folder / "slow_to_import.py").write_text("import builtins, time\nbuiltins.started.set()\ntime.sleep(0.5)\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(gemmtune, "__path__", [*gemmtune.__path__, str(folder)])
     monkeypatch.setattr(builtins, "started", started, raising=False)
-    thread = threading.Thread(target=forks.import_module, args=("slow_to_import",))
+    thread = threading.Thread(target=load, args=(name,))
     thread.start()
     try:
         assert started.wait(LIMIT_S)
-        assert status_of(lambda: forks.import_module("slow_to_import").__name__ == "slow_to_import") == 0
+        yield
     finally:
         thread.join()
-        sys.modules.pop("slow_to_import")
+        sys.modules.pop(name)
 
 
-def test_a_fork_waits_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch):
-    """The importing thread may itself wait for the forking one."""
-    monkeypatch.setattr(forks.imports, "LONGEST_S", 0.05)
-    held, done = threading.Event(), threading.Event()
+@pytest.mark.parametrize(("name", "load"), [("gemmtune.slow_to_import", importlib.import_module), ("slow_to_import", found_at)])
+def test_a_fork_waits_for_an_import_by_another_thread(name, load, tmp_path, monkeypatch):
+    """Otherwise the child waits forever for the module's lock, whose owner is lost."""
+    with importing(name, load, tmp_path, monkeypatch):
+        assert status_of(lambda: importlib.import_module(name).__name__ == name) == 0
 
-    def hold() -> None:
-        with forks.imports.lock:
-            held.set()
-            done.wait(LIMIT_S)
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert held.wait(LIMIT_S)
-        assert status_of(lambda: forks.import_module("json").__name__ == "json") == 0
-    finally:
-        done.set()
-        thread.join()
+@pytest.mark.parametrize(("load", "longest_s"), [(found_at, 0.05), (importlib.import_module, LIMIT_S)])
+def test_a_fork_waits_neither_too_long_nor_for_imports_of_others(load, longest_s, tmp_path, monkeypatch):
+    """The importing thread may itself wait for the forking one, and a program may run within an import of its own."""
+    monkeypatch.setattr(forks, "LONGEST_WAIT_S", longest_s)
+    with importing("slow_to_import", load, tmp_path, monkeypatch):
+        start = time.monotonic()
+        forks.wait_for_imports()
+        assert time.monotonic() - start < 0.3

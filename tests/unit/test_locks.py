@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import filelock
 import pytest
 from store_cases import KEYS, MACHINES, fork, kill, one_warning, row, status_of
 
@@ -110,6 +111,29 @@ def test_threads_exclude_each_other(settings: Settings) -> None:
     for thread in threads:
         thread.join()
     assert most == 1
+
+
+def test_what_interrupts_a_holder_goes_on_and_leaves_the_lock(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    """A signal handler runs in the thread that it interrupts, which cannot release a lock meanwhile."""
+    caplog.set_level(logging.INFO, "gemmtune")
+    with tuning_lock(settings, "mm 1", "machine"):
+        with tuning_lock(settings, "mm 1", "machine") as waited, use(settings), device_to_itself(settings, detect("cpu")):
+            assert not waited
+        found: list[object] = []
+        other = threading.Thread(target=lambda: found.append(_locked_elsewhere(settings)))
+        other.start()
+        other.join()
+    assert found == [True]
+    assert not caplog.messages
+
+
+def _locked_elsewhere(settings: Settings) -> bool:
+    (path,) = Path(str(settings.cache_dir)).glob("locks/[0-9a-f]*.lock")
+    try:
+        with locking.file_lock(path, 0):
+            return False
+    except filelock.Timeout:
+        return True
 
 
 def test_the_lock_is_released_when_the_block_raises(settings: Settings) -> None:

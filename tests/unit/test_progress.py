@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 
 import pytest
 from tuning_results import FAST, PROBLEM, TORCH, problem_result
 
-from gemmtune.selector.progress import Bar, FirstCall, Lines, Progress, progress_for
+from gemmtune.selector.progress import Bar, FirstCall, Lines, Progress, notify, progress_for
 
 RESULT = problem_result(FAST, TORCH)
 
@@ -100,6 +101,16 @@ def test_bar_works_for_stages_outside_a_problem():
 def test_the_stream_decides_between_bar_and_lines():
     assert isinstance(progress_for(Terminal()), Bar)
     assert isinstance(progress_for(io.StringIO()), Lines)
+
+
+def test_a_daemon_has_no_standard_error_or_a_closed_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(logging.Logger, "hasHandlers", lambda _: False)
+    closed = Terminal()
+    closed.close()
+    for stream in (None, closed):
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert isinstance(progress_for(), Lines)
+        notify("tuning")
 
 
 def test_the_base_listener_is_silent(capfd):

@@ -1,6 +1,6 @@
 """The ck backend: instances of Composable Kernel for a problem, ranked before anything is compiled."""
 
-from ...choice import Availability, Offers, Refusal
+from ...choice import ONLY_COMPILED, Availability, Offers, Refusal
 from ...device import DeviceInfo
 from ...effort import EFFORT
 from ...errors import UnavailableError
@@ -29,7 +29,7 @@ class CkBackend:
         try:
             detail = f"Composable Kernel {find_toolkit(current().ck_dir).version}, {find_hip_compiler()}"
         except UnavailableError as error:
-            detail = f"only kernels that were compiled before: {error}"
+            detail = f"{ONLY_COMPILED}: {error}"
         if device.type != "hip" or device.arch not in MFMA_K:
             text = f"works on AMD GPUs of {' and '.join(MFMA_K)}, not on {device.arch}; here: {detail}"
             return Availability(ok=False, detail=f"{text}; {NOT_RUN}")

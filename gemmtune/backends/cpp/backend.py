@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ...choice import Availability, Offers, Refusal
+from ...choice import ONLY_COMPILED, Availability, Offers, Refusal
 from ...device import DeviceInfo
 from ...problem import Problem
 from ...settings import Settings
@@ -23,7 +23,7 @@ class CppBackend:
             return Availability(ok=False, detail=f"works on a CPU, not on {device.type}")
         reason, compiler = why_no_compiler(), find_compiler()
         if reason is not None or compiler is None:
-            return Availability(ok=True, detail=f"only kernels that were compiled before: {reason}")
+            return Availability(ok=True, detail=f"{ONLY_COMPILED}: {reason}")
         return Availability(ok=True, detail=f"{compiler.version}, {device.arch} kernels")
 
     def serves_by_default(self, device: DeviceInfo) -> bool:

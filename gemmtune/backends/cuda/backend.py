@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ...choice import Availability, Offers
+from ...choice import ONLY_COMPILED, Availability, Offers
 from ...device import DeviceInfo
 from ...errors import UnavailableError
 from ...problem import Problem
@@ -48,7 +48,7 @@ class CudaBackend:
         try:
             return Availability(ok=True, detail=f"compiles with {find_cubin_compiler().name}")
         except UnavailableError as error:
-            return Availability(ok=True, detail=f"only kernels that were compiled before: {error}")
+            return Availability(ok=True, detail=f"{ONLY_COMPILED}: {error}")
 
     def serves_by_default(self, device: DeviceInfo) -> bool:
         return device.type == "cuda" and device.capability == CAPABILITY

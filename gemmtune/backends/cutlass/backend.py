@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from ...choice import Availability, Offers, Refusal
+from ...choice import ONLY_COMPILED, Availability, Offers, Refusal
 from ...device import DeviceInfo
 from ...effort import EFFORT
 from ...errors import UnavailableError
@@ -40,7 +40,7 @@ class CutlassBackend:
             try:
                 ok, detail = True, f"{toolkit}, nvcc {find_compiler().cuda}"
             except UnavailableError as error:
-                ok, detail = True, f"{toolkit}, only kernels that were compiled before: {error}"
+                ok, detail = True, f"{toolkit}, {ONLY_COMPILED}: {error}"
         if device.type != "cuda":
             return Availability(ok=False, detail=f"works on CUDA devices, not on {device.type}; here: {detail}")
         return Availability(ok=ok, detail=detail)

@@ -12,9 +12,8 @@
 ``report``, ``extern`` and their imports need no module of Inductor. The other modules are imported when they are used.
 """
 
+import importlib
 import sys
-
-from ...forks import import_module
 
 __all__ = ["install", "install_joins", "uninstall"]
 
@@ -25,15 +24,15 @@ def install(*, tune: bool = False) -> None:
     With ``tune`` unknown GEMMs are tuned while a graph compiles. Without it they stay torch's. Passes that are already installed
     stay and run first. Graphs that are already compiled do not change: ``torch._dynamo.reset()`` drops them.
     """
-    import_module(".backend", __name__).install(tune=tune)
+    importlib.import_module(".backend", __name__).install(tune=tune)
 
 
 def install_joins() -> None:
     """Add a pass for the batch-invariant layers of one input alone. An installed pass does that too, and stays."""
-    import_module(".backend", __name__).install_joins()
+    importlib.import_module(".backend", __name__).install_joins()
 
 
 def uninstall() -> None:
     """Remove our pass. Other passes stay."""
     if f"{__name__}.backend" in sys.modules:
-        import_module(".backend", __name__).uninstall()
+        importlib.import_module(".backend", __name__).uninstall()
