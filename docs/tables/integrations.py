@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import geometric_mean
 from typing import Any
 
 from . import table
@@ -38,7 +39,7 @@ def inductor() -> str:
                 _entry(row["taken"]),
             ]
         )
-    return table(head, rows) if rows else NOT_YET
+    return table(*_without_empty(head, rows)) if rows else NOT_YET
 
 
 def vllm() -> str:
@@ -56,6 +57,18 @@ def vllm() -> str:
     return table(head, rows) if rows else NOT_YET
 
 
+def serving() -> str:
+    """Return the mean gain over torch in bfloat16 for each kind of weight and number of rows."""
+    gains: dict[tuple[str, str, int], list[float]] = {}
+    for gpu, row in _rows("vllm"):
+        ways, rows = row["ways"], int(_product(row).split("x")[0])
+        weights = "int4" if "bfloat16" in ways else "bfloat16"
+        ours = ways.get("gemmtune", ways.get("bfloat16", ways[next(iter(ways))]))  # a layer that we do not serve is torch's
+        gains.setdefault((gpu, weights, rows), []).append(ways.get("bfloat16", ways[next(iter(ways))])["time_us"] / ours["time_us"])
+    rows = [[gpu, weights, str(m), str(len(x)), f"{geometric_mean(x):.2f}"] for (gpu, weights, m), x in sorted(gains.items())]
+    return table(["GPU", "weights", "rows", "layers", "× torch bfloat16, geometric mean"], rows) if rows else NOT_YET
+
+
 def _rows(part: str) -> list[tuple[str, dict[str, Any]]]:
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for path in sorted(RESULTS.glob("*/integrations*.json")):
@@ -66,6 +79,12 @@ def _rows(part: str) -> list[tuple[str, dict[str, Any]]]:
                 found[key] = row
     ordered = sorted(found.items(), key=lambda x: (x[0][0], [int(size) for size in x[0][1].split()[1].split("x")]))
     return [(gpu, row) for (gpu, _), row in ordered]
+
+
+def _without_empty(head: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Return a table without the columns in which nothing was measured."""
+    kept = [i for i in range(len(head)) if any(row[i] != "–" for row in rows)]
+    return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
 def _product(row: dict[str, Any]) -> str:
@@ -87,5 +106,5 @@ def _entry(entry: dict[str, Any]) -> str:
     return f"{entry['template_id']} {sides}, {entry['num_stages']} stages, {entry['num_warps']} warps"
 
 
-MAKERS: dict[str, Callable[[], str]] = {"measured-inductor": inductor, "measured-vllm": vllm}
+MAKERS: dict[str, Callable[[], str]] = {"measured-inductor": inductor, "measured-vllm": vllm, "measured-serving": serving}
 """Every made part by its name."""

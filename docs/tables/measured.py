@@ -326,18 +326,26 @@ def replayed() -> str:
         last = curve["budgets"][-1]["choices"]
         for budget in (x for x in curve["budgets"] if x["choices"] in (4, 8, 16, 32, last)):
             numbers = [f"{100 * budget[name]:.1f}" for name in ("median", "p95", "worst")]
-            rows.append([curve["search"], curve["order"], str(budget["choices"]), *numbers])
-    return table(["search", "order", "choices measured", "regret %: median", "95th percentile", "largest"], rows)
+            rows.append([curve["search"], curve["order"], str(budget["choices"]), *numbers, f"{100 * curve['known']:.0f}"])
+    return table(
+        ["search", "order", "choices measured", "regret %: median", "95th percentile", "largest", "% of choices stored"], rows
+    )
 
 
 def experts_models() -> str:
-    """Return the steps of models with experts, in bfloat16 and with int4 weights."""
-    rows = []
-    for scenario in results("nvidia-h200", "model-experts")["scenarios"]:
-        base = scenario["ways"]["compile"]["ms"]
-        for way, found in scenario["ways"].items():
-            rows.append([scenario["model"], scenario["name"], way, f"{found['ms']:.3f}", f"{base / found['ms']:.2f}"])
-    return table(["model", "step", "way to run it", "ms", "× torch.compile"], rows)
+    """Return the steps of models with experts, in bfloat16 and with int4 weights, each as it was measured last."""
+    steps: dict[tuple[str, str], list[list[str]]] = {}
+    for name in ("model-experts", "model-experts-prefill"):
+        content = results("nvidia-h200", name)
+        for scenario in content["scenarios"]:
+            step, base = (scenario.get("model") or content["options"]["model"], scenario["name"]), scenario["ways"]["compile"]["ms"]
+            steps[step] = [
+                [f"`{name}`", *step, way, f"{found['ms']:.3f}", f"{base / found['ms']:.2f}"]
+                for way, found in scenario["ways"].items()
+            ]
+    return table(
+        ["results", "model", "step", "way to run it", "ms", "× torch.compile"], [row for rows in steps.values() for row in rows]
+    )
 
 
 def gains() -> str:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from ..errors import InvalidProblemError
 from ..operand_kinds import Gate
 from ..ops.grouped import grouped_mm
 from ..ops.operate import is_batch_invariant
@@ -21,6 +22,8 @@ _GATES: dict[str, Gate] = {
     "transformers.activations.GELUTanh": "gelu_tanh",
 }
 """Gates of kernels, by the class of a module's activation."""
+_STEPS = frozenset({"has_gate", "has_bias", "has_post_expert_norm"})
+"""Attributes of experts that name a step of their forward, as far as the forwards of this module know them."""
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -56,8 +59,8 @@ def experts_by_picks(module: Any, x: Tensor, index: Tensor, weights: Tensor) -> 
     if not gated:
         h = _activated(module, _with_bias(module, name, h, experts, offs))
     weights, matrix = weights.reshape(index.shape).to(h.dtype), _matrix_of(module, "down_proj")
-    if module.has_bias:
-        product = _with_bias(module, "down_proj", grouped_mm(h, matrix, offs), experts, offs)
+    if module.has_bias or _has_norm(module):
+        product = _finished(module, grouped_mm(h, matrix, offs), experts, offs)
         return added_by_token(product, offs, slots, weights).to(x.dtype)
     return grouped_mm(h, matrix, offs, scatter=(slots, weights)).to(x.dtype)
 
@@ -74,7 +77,7 @@ def invariant_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, t
     rows = x.to(matrix.dtype).index_select(0, slots // copies)
     h = _with_bias(module, name, invariant_grouped(rows, matrix, offs, copies), experts, offs)
     h = invariant_grouped(_activated(module, h), _matrix_of(module, "down_proj"), offs, copies)
-    product = _with_bias(module, "down_proj", h, experts, offs)
+    product = _finished(module, h, experts, offs)
     return added_alike(product, offs, slots, top_k_weights.reshape(top_k_index.shape)).to(x.dtype)
 
 
@@ -98,7 +101,15 @@ def _first_name(module: Any) -> str:
 
 
 def _by_expert(module: Any, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the expert and the slot of each row in the order of experts, and where the rows of each expert end."""
+    """Return the expert and the slot of each row in the order of experts, and where the rows of each expert end.
+
+    Raises InvalidProblemError for experts of a later transformers with a step that we would leave out.
+    """
+    if unknown := sorted(name for name, x in vars(module).items() if name.startswith("has_") and x is True and name not in _STEPS):
+        raise InvalidProblemError(
+            f"{type(module).__name__}: got experts with {', '.join(unknown)}, expected only {', '.join(sorted(_STEPS))}; "
+            'set experts_implementation="grouped_mm"'
+        )
     experts, slots = index.flatten().sort()
     numbers = torch.arange(module.num_experts, device=experts.device, dtype=experts.dtype)
     return experts, slots, torch.searchsorted(experts, numbers, right=True, out_int32=True)
@@ -122,6 +133,20 @@ def _gate_of(module: Any) -> Gate:
         return ""
     kind = type(module.act_fn)
     return _GATES.get(f"{kind.__module__}.{kind.__qualname__}", "")
+
+
+def _has_norm(module: Any) -> bool:
+    """Return True for experts that normalize the rows of their last product. transformers has such from version 5.24 on."""
+    return getattr(module, "has_post_expert_norm", False) is True
+
+
+def _finished(module: Any, product: Tensor, experts: Tensor, offs: Tensor) -> Tensor:
+    """Return the last product with the bias of each row's expert, and normalized where the experts are."""
+    product = _with_bias(module, "down_proj", product, experts, offs)
+    if not _has_norm(module):
+        return product
+    result: Tensor = module.post_expert_norm(within_groups(product, offs))
+    return result
 
 
 def _with_bias(module: Any, name: str, product: Tensor, experts: Tensor, offs: Tensor) -> Tensor:

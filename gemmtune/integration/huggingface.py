@@ -109,15 +109,21 @@ class GemmtuneQuantizer(HfQuantizer):  # type: ignore[misc]
         """Return True: the weights are saved as plain tensors."""
         return True
 
-    def update_weight_conversions(self, weight_conversions: list[Any]) -> list[Any]:
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any = None) -> list[Any]:  # noqa: ARG002
         """Return the conversions from tensors in the file to those of the model.
 
         A quantized model is saved in the shapes of its modules, so that of the model's own conversions only renamings apply.
+        transformers gives the model from version 5.24 on.
         """
         if not self.pre_quantized:
             return weight_conversions
         weights = WeightConverter(list(_PATTERNS), r".\1", [Assembly()])
         return [weights, PartRenaming(_renamings(weight_conversions), self._prefix, self._dtypes)]
+
+    def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> torch.dtype | None:  # noqa: ARG002
+        """Return None for a part of a weight, which keeps the dtype in the file. transformers asks from version 5.24 on."""
+        assembled = any(isinstance(operation, Assembly) for operation in getattr(converter, "operations", ()))
+        return None if assembled else dtype
 
     def param_element_size(self, model: nn.Module, param_name: str, param: Tensor) -> float:  # noqa: ARG002
         """Return the bytes of one element in the file. transformers plans the devices of modules by them."""

@@ -28,9 +28,11 @@ def to_t4(rows: Iterable[Row]) -> dict[str, Any]:
     """Return rows as results of T4, with times in milliseconds.
 
     ``correctness`` is 1 for a choice whose results were compared with the reference and are within the bound, and 0 for any other.
-    Readers take times for seconds unless ``metadata`` names their unit.
+    Readers take times for seconds unless ``metadata`` names their unit. Results with a time stand first, because the package
+    ``autotuning_methodology`` refuses a file whose first result has none.
     """
-    return {"schema_version": VERSION, "metadata": {"timeunit": "milliseconds"}, "results": [_result(row) for row in rows]}
+    ordered = sorted(rows, key=lambda row: row.time_us is None)
+    return {"schema_version": VERSION, "metadata": {"timeunit": "milliseconds"}, "results": [_result(row) for row in ordered]}
 
 
 def _result(row: Row) -> dict[str, Any]:

@@ -29,9 +29,12 @@ tunings = list[str]()
 
 
 def noted(result: Any, *_: Any, **__: Any) -> None:
-    """Write what ran until now."""
+    """Write what ran until now, in one step: the engine kills this process once the last token is there."""
     ran = sorted({f"{entry.plan.problem.op} {entry.plan.choice.backend}" for entry in ready.values()})
-    Path(os.environ["SGLANG_RAN"]).write_text(json.dumps({"ran": ran, "tunings": tunings}))
+    file = Path(os.environ["SGLANG_RAN"])
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps({"ran": ran, "tunings": tunings}))
+    part.replace(file)
 
 
 if __name__ != "__main__":
@@ -43,17 +46,19 @@ def main(folder: str) -> None:
     """Generate six greedy tokens for prompts of twelve lengths."""
     from sglang.srt.entrypoints.engine import Engine
 
-    model, backend = vllm_models.write_config(Path(folder)), "cpp:" if DEVICE == "cpu" else "triton:"
+    model, backend = vllm_models.write_model(Path(folder)), "cpp:" if DEVICE == "cpu" else "triton:"
     for n, k in vllm_models.WEIGHTS:
         put_table(Problem.mm(16, n, k, device_type=DEVICE), [(1, ROWS, backend)])
     engine = Engine(
-        model_path=str(model), load_format="dummy", skip_tokenizer_init=True, device=DEVICE, dtype="bfloat16", random_seed=0,
+        model_path=str(model), skip_tokenizer_init=True, device=DEVICE, dtype="bfloat16", random_seed=0,
         attention_backend="torch_native", sampling_backend="pytorch", disable_cuda_graph=DEVICE == "cpu", max_total_tokens=1024,
         disable_radix_cache=True, disable_overlap_schedule=True, log_level="info",
     )  # fmt: skip
     prompts = [[(7 * i + n) % 500 + 2 for i in range(n)] for n in range(1, 13)]
-    found = engine.generate(input_ids=prompts, sampling_params={"temperature": 0, "max_new_tokens": 6, "ignore_eos": True})
-    print("\n" + json.dumps([x["output_ids"] for x in found]), flush=True)
+    asked = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
+    found = engine.generate(input_ids=prompts, sampling_params=asked, return_logprob=True, top_logprobs_num=2)
+    margins = [[best[0] - second[0] for best, second in x["meta_info"]["output_top_logprobs"]] for x in found]
+    print("\n" + json.dumps({"tokens": [x["output_ids"] for x in found], "margins": margins}), flush=True)
     engine.shutdown()
 
 

@@ -14,7 +14,9 @@ from models import EXPERTS, Needed, made, result, tokens
 from torch import nn
 
 import gemmtune
+import gemmtune.integration.experts
 from gemmtune import settings
+from gemmtune.errors import InvalidProblemError
 from gemmtune.integration.quantize import dequantize_
 from gemmtune.operators import kernels
 from gemmtune.selector import defaults
@@ -76,6 +78,7 @@ def test_numbers_of_experts_elsewhere_count_for_nothing(name):
     experts, x, index, weights = one_layer(name)
     index, weights = index.clone(), weights.clone()
     index[::2, 1], weights[::2, 1] = experts.num_experts, 0.0  # the mark of another rank's expert
+    experts._is_expert_parallel = True  # from transformers 5.24 on, without which it counts no experts elsewhere
     found = {}
     for way in WAYS[1:]:
         rows = x.clone().requires_grad_()
@@ -87,6 +90,22 @@ def test_numbers_of_experts_elsewhere_count_for_nothing(name):
         found[way] = (y.detach(), rows.grad, *(parameter.grad.clone() for parameter in experts.parameters()))
     for ours, expected in zip(found["gemmtune"], found["grouped_mm"], strict=True):
         assert torch.allclose(ours, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_a_norm_of_each_expert_is_applied_and_an_unknown_step_is_an_error(name, monkeypatch):
+    """Experts of transformers 5.24 may have a norm. The stand-in divides by a sum, which shows a row that was left out."""
+    experts, x, index, weights = one_layer(name)
+    each = [moe.ALL_EXPERTS_FUNCTIONS["grouped_mm"](experts, x, index[:, i : i + 1], torch.ones(9, 1)) for i in (0, 1)]
+    experts.has_post_expert_norm, experts.post_expert_norm = True, lambda rows: rows / rows.abs().sum(-1, keepdim=True).clamp(1e-9)
+    expected = sum(weights[:, i : i + 1] * experts.post_expert_norm(rows) for i, rows in enumerate(each))
+    monkeypatch.setattr(gemmtune.integration.experts, "invariant_grouped", lambda *given: gemmtune.grouped_mm(*given[:3]))
+    for run in (moe.ALL_EXPERTS_FUNCTIONS["gemmtune"], gemmtune.integration.experts.invariant_experts):
+        experts.has_later_step = False
+        torch.testing.assert_close(run(experts, x, index, weights), expected, atol=1e-5, rtol=1e-4)
+        experts.has_later_step = True
+        with pytest.raises(InvalidProblemError, match=r'got experts with has_later_step, .*experts_implementation="grouped_mm"'):
+            run(experts, x, index, weights)
 
 
 def test_a_call_tunes_nothing_and_optimize_tunes_what_it_needs():

@@ -21,12 +21,11 @@ import vllm_models
 import vllm_stand_in as stand_in
 from extras import needs
 from http_server import free_port, started
+from serving_checks import TIE, equal_but_for_ties
 
 from gemmtune.integration.vllm.points import KERNELS, Points, find_points
 
 HERE = Path(__file__).parent
-TIE = 0.04
-"""Difference of the two best log-probabilities below which 16-bit rounding may decide between tokens."""
 
 
 def environment(folder: Path, changes: Mapping[str, str]) -> dict[str, str]:
@@ -47,18 +46,6 @@ def ran(folder: Path, arguments: Mapping[str, Any], **changes: str) -> dict[str,
     done = subprocess.run(command, env=environment(folder, changes), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def equal_but_for_ties(ours: Mapping[str, Any], theirs: Mapping[str, Any], tie: float) -> int:
-    """Check that tokens are equal up to the first near tie of each prompt. Return the number of compared tokens."""
-    compared = 0
-    for got, expected, margins in zip(ours["tokens"], theirs["tokens"], theirs["margins"], strict=True):
-        for place, margin in enumerate(margins):
-            if got[place] != expected[place]:
-                assert margin < tie, (got, expected, margins)
-                break
-            compared += 1
-    return compared
 
 
 def test_tokens_may_differ_at_ties_only() -> None:

@@ -51,6 +51,7 @@ BESIDES = {
     "selector/select": ("unit/test_limits.py", "unit/test_variants.py"),
     "selector/walls": ("judge/test_walls.py",),
     "selector/verify": ("correctness/test_verify.py", "correctness/test_verify_broken.py", "correctness/test_grouped.py"),
+    "report/t4": ("unit/test_t4.py",),
     "store/database": ("unit/test_cli_stores.py",),
     "store/exchange": ("unit/test_foreign.py",),
 }

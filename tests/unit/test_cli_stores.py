@@ -176,49 +176,6 @@ def test_the_path_of_the_store(capsys, own_store):
     assert capsys.readouterr().out == f"{own_store}\n"
 
 
-T4_FIELDS = {
-    "timestamp": str, "configuration": dict, "objectives": list, "times": dict, "invalidity": str, "correctness": float,
-    "measurements": list,
-}  # fmt: skip
-T4_WORDS = {
-    Status.OK: "correct", Status.REFUSED: "constraints", Status.COMPILE_ERROR: "compile", Status.COMPILE_TIMEOUT: "timeout",
-    Status.TIMED_OUT: "timeout", Status.OUT_OF_RESOURCES: "runtime", Status.RUNTIME_ERROR: "runtime", Status.CRASHED: "runtime",
-    Status.WRONG_RESULT: "correctness", Status.TOO_FAST: "correctness", Status.DISHONEST: "correctness",
-}  # fmt: skip
-
-
-def test_export_as_t4(own_store, tmp_path):
-    facts = {"margin_us": 0.1, "place": 3, "settled": "alone", "disturbed": "other work", "host_us": 2.0, "moved": {"from": "x"}}
-    rows = [row(f"cpp:{status}", 20.0 if status is Status.OK else None, status=status, reason="why") for status in Status]
-    rows += [
-        row("cpp:compared", 20.0, error_over_bound=0.5, info={"tile": [16, 32], "stages": 3} | facts),
-        row("cpp:elsewhere", 20.0, key=OTHER.key),
-    ]
-    Store.open(own_store).put(rows)
-    file = tmp_path / "t4.json"
-    assert cli.run(["export", str(file), "16x4096x4096", "--format", "t4"]) == 0
-    data = json.loads(file.read_text())
-    results = {result["configuration"]["choice"]: result for result in data.pop("results")}
-    assert data == {"schema_version": "1.0.0", "metadata": {"timeunit": "milliseconds"}}
-    for result in results.values():
-        assert {name: type(value) for name, value in result.items()} == T4_FIELDS
-        assert result["objectives"] == ["time"]
-        assert {type(time_ms) for time_ms in result["times"]["runtimes"]} <= {float}
-        for measured in result["measurements"]:
-            assert measured.keys() == {"name", "value", "unit"}
-            assert isinstance(measured["value"], (float, str)), measured
-    assert {name: result["invalidity"] for name, result in results.items()} == {
-        f"cpp:{status}": word for status, word in T4_WORDS.items()
-    } | {"cpp:compared": "correct"}
-    assert [name for name, result in results.items() if result["correctness"]] == ["cpp:compared"], "others were not compared"
-    compared = results["cpp:compared"]
-    assert compared["configuration"].keys() == {"problem", "machine", "choice", "backend", "tile", "stages"}
-    assert compared["times"] == {"runtimes": [0.02]}
-    assert {x["name"]: x["value"] for x in compared["measurements"]} == {
-        "time": 0.02, "error_over_bound": 0.5, "disturbed": "other work"
-    }  # fmt: skip
-
-
 def test_export_of_some_problems(filled, tmp_path, capsys):
     Store.open(filled).put([row("cpp:here", 3.0, fingerprint=HERE), row("aten:bmm", 7.0, key=OTHER.key)])
     Store.open(filled).put_limits(MACHINE, {"bandwidth_gbps": 9.0})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +18,7 @@ from torch._inductor.virtualized import V
 
 from gemmtune import Problem, cli, settings
 from gemmtune.cli.spec import Spec
-from gemmtune.cli.tunableop import entries_of, results_of, signature_of
+from gemmtune.cli.tunableop import entries_of, signature_of
 from gemmtune.report.other_formats import inductor_table, key_of, moe_configs
 from gemmtune.store.key import canonical
 from gemmtune.store.row import Row
@@ -240,30 +239,6 @@ def test_formats_are_exported_and_what_cannot_be_is_an_error(tmp_path, own_store
         "Validator,PT_VERSION,2.13.0",
         "GemmTunableOp_BFloat16_TN,tn_64_16_32_ld_32_32_64,Default,0.01",
     ]
-
-
-@pytest.mark.gpu
-def test_torchs_tunableop_reads_the_file(tmp_path):
-    problem = Problem.mm(16, 64, 32, layout="nt", **GPU)
-    file = Path(tmp_path / "tunableop.csv")
-    file.write_text("\n".join(results_of(measured(problem))) + "\n")
-    tunable = torch.cuda.tunable
-    before = tunable.is_enabled(), tunable.tuning_is_enabled(), tunable.get_filename()
-    try:
-        tunable.enable(True)
-        tunable.tuning_enable(False)
-        assert tunable.read_file(str(file)), "torch refused the file"
-        line = next(line for line in file.read_text().splitlines() if line.startswith("Gemm"))
-        op, signature, solution, _ = line.split(",")
-        assert (op, signature, solution) in [tuple(result[:3]) for result in tunable.get_results()]
-        tunable.record_untuned_enable(True)
-        a, b = torch.randn(16, 32, device="cuda").bfloat16(), torch.randn(64, 32, device="cuda").bfloat16()
-        assert torch.allclose((a @ b.t()).float(), a.float() @ b.float().t(), atol=0.2)
-    finally:
-        tunable.record_untuned_enable(False)
-        tunable.enable(before[0])
-        tunable.tuning_enable(before[1])
-        tunable.set_filename(before[2])
 
 
 @pytest.mark.parametrize(("file_format", "taken"), [("inductor", "one float dtype"), ("moe", "routed experts")])
