@@ -3,9 +3,9 @@
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from ..quantized.weight import QuantizedWeight
 from .modules import is_linear
 
 log = logging.getLogger("gemmtune")
+T = TypeVar("T")
 _SHARED = "several modules have them, or a view, a state_dict, a graph of an earlier call or another process has their memory"
 _TRIES = 4
 """Attempts to get consecutive blocks. Each failure uses up other free blocks that the allocator prefers."""
@@ -74,6 +75,17 @@ class Rows:
                     return blocks
                 held.append(blocks)
         return None
+
+
+def adjacent_runs(items: Iterable[T], adjacent: Callable[[T, T], bool]) -> list[list[T]]:
+    """Return the runs of two or more items each of which is adjacent to the next, in order."""
+    runs: list[list[T]] = []
+    for item in items:
+        if runs and adjacent(runs[-1][-1], item):
+            runs[-1].append(item)
+        else:
+            runs.append([item])
+    return [run for run in runs if len(run) > 1]
 
 
 def are_consecutive(tensors: Sequence[Tensor]) -> bool:
