@@ -40,10 +40,7 @@ class Rows:
         self._pools: dict[torch.device, torch.cuda.MemPool] = {}
 
     def copies(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
-        """Return adjacent copies of contiguous tensors of one device, or None if there is no such memory.
-
-        The copies are inference tensors if the first tensor is one, whatever mode is active.
-        """
+        """Return adjacent copies of tensors of one device, inference tensors if the first is one. None if out of memory."""
         with torch.inference_mode(tensors[0].is_inference()), torch.no_grad():
             pieces = self._pieces([x.nbytes for x in tensors], tensors[0].device)
             if pieces is None:
@@ -108,10 +105,7 @@ def is_sole(x: Tensor) -> bool:
 
 @contextlib.contextmanager
 def same_inputs(model: nn.Module) -> Iterator[list[list[nn.Module]]]:
-    """Yield groups of layers that the block calls one after the other with the same input. The list fills up as it runs.
-
-    Compiled functions run uncompiled in the block.
-    """
+    """Yield groups of layers that the block, run uncompiled, calls in a row with the same input. The list fills up as it runs."""
     found: list[list[nn.Module]] = []
     last: tuple[object, int] | None = None
 

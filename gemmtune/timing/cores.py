@@ -31,10 +31,7 @@ class Reading:
     """Periods of each cgroup with a quota, and those in which it was throttled."""
 
     def others_share(self, before: Reading) -> float:
-        """Return the share that others had of the cores that this process can use at a time.
-
-        A quota below the number of allowed cores leaves room for others.
-        """
+        """Return the share that others had of the cores usable at a time: a quota below the allowed cores leaves them room."""
         wall_s = max(self.wall_s - before.wall_s, 1e-9)
         usable = min(self.cores, self.quota)
         others = max((self.busy_s - before.busy_s) - (self.ours_s - before.ours_s), 0.0) / wall_s
@@ -152,10 +149,7 @@ def parent_of(pid: int) -> int:
 
 
 def started_by(pid: int, without: Collection[int] = ()) -> list[int]:
-    """Return the living descendants of a process, but for those ``without`` and theirs.
-
-    Where the kernel tells the children of a process, it needs no look at all others.
-    """
+    """Return a process's living descendants, but for those ``without`` and theirs, by the kernel's lists if it has them."""
     if not (PROC / "thread-self" / "children").exists():
         hidden = {each for other in without for each in tree(other)}
         return [each for each in tree(pid) if each != pid and each not in hidden]

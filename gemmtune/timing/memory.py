@@ -26,10 +26,7 @@ def require_memory_to_tune(problems: Iterable[Problem], device: DeviceInfo, sett
 
 
 def require_memory(what: str, needed: int, device: DeviceInfo) -> None:
-    """Raise ShortMemoryError if so many bytes exceed the free memory of the device.
-
-    ``needed`` is a lower bound: references, packed copies and further sets come on top.
-    """
+    """Raise ShortMemoryError if so many bytes, a lower bound of what is needed, exceed the free memory of the device."""
     if needed <= SMALL_BYTES:
         return
     free = free_bytes(device)

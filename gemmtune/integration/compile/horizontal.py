@@ -178,10 +178,7 @@ def address_of(x: Tensor, known: Addresses) -> int | None:
 
 
 def adjacent_inputs() -> tuple[tuple[int, int], ...]:
-    """Return the pairs of inputs that could be fused: the second begins in memory where the first ends.
-
-    They depend on the memory of this process, and so does the compiled graph.
-    """
+    """Return the pairs of inputs that this process's memory allows to fuse: the second begins in it where the first ends."""
     inputs = [real for real, _ in real_inputs()]
     begins = {(x.data_ptr(), x.dtype): place for place, x in enumerate(inputs)}
     ends = [(place, begins.get((x.data_ptr() + x.nbytes, x.dtype))) for place, x in enumerate(inputs)]

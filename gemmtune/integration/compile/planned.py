@@ -121,10 +121,7 @@ def _zeros(layout: Layout, device: torch.device) -> Tensor:
 
 
 def run_planned(*tensors: Tensor, out: Tensor, problem: str, dynamic: bool = False, alpha: float = 1.0, beta: float = 1.0) -> None:
-    """Write the problem's result into ``out``.
-
-    The compiler does not always know the alignment of operands. A call with another alignment runs the plan for its own.
-    """
+    """Write the problem's result into ``out``. Operands of another alignment than the compiler knew run the plan for theirs."""
     if not dynamic:
         index = out.get_device()
         launch = _launches.get((problem, index, given().batch_invariant)) or ready_launch(problem, index)

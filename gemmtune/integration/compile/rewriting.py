@@ -1,7 +1,4 @@
-"""The pass: before Inductor lowers a graph, GEMMs with their epilogues become planned products.
-
-``RewriteProducts.__call__`` has the steps in their order.
-"""
+"""The pass: before Inductor lowers a graph, GEMMs with their epilogues become planned products, in the steps of ``__call__``."""
 
 import functools
 import hashlib
