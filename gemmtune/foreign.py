@@ -34,6 +34,14 @@ def read_text(path: Path | str, *, most_bytes: int = MOST_BYTES) -> str:
     return data.decode("utf-8")
 
 
+def text_of(path: Path | str) -> str:
+    """Return the text of a file, such as one of Linux in /proc, or "" if it cannot be read."""
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text, with ``Infinity`` and ``NaN`` as numbers, as Python writes constants of an epilogue.
 

@@ -12,6 +12,7 @@ import torch
 from ..operand_kinds import BiasShape, Scales, WeightScales
 from ..problem import Layout, Precision, Problem
 from ..problem.dtypes import FLOAT8_FNUZ
+from ..problem.fused import factor_epilogue
 from ..problem.operations import BATCHED_OPS, DENSE_OPS, OPERATIONS, Encoding
 from ..problem.trace import trace
 
@@ -60,9 +61,8 @@ def _quantized() -> Iterator[tuple[str, Problem]]:
             *SHAPES[i], dtype=dtype, dtype_b=dtype_b, scales=get_args(Scales)[i], device_type="cuda"
         )  # fmt: skip
     product = Problem.int_mm(512, 768, 1024, device_type="cuda")
-    factor = torch.empty(768, device="meta")
-    scaled = trace(lambda acc, x: acc * x, product.epilogue_dtype, (factor,))
-    yield "int_mm-mul", replace(product, out=Layout.contiguous(product.out.size, torch.bfloat16), epilogue=scaled)
+    out = Layout.contiguous(product.out.size, torch.bfloat16)
+    yield "int_mm-mul", replace(product, out=out, epilogue=factor_epilogue((768,), torch.float32))
     weights: tuple[tuple[str, torch.dtype, Encoding], ...] = (
         ("s8", torch.int8, ""), ("u8", torch.uint8, ""), ("e4m3", torch.float8_e4m3fn, ""), ("int4", torch.uint8, "int4"),
         ("uint4", torch.uint8, "uint4"),

@@ -1,7 +1,4 @@
-"""``gemmtune conformance``: test any GEMM.
-
-Exit status: 0 it conforms, 1 it does not, 2 it could not be tested.
-"""
+"""``gemmtune conformance``: test any GEMM. Exit status: 0 it conforms, 1 it does not, 2 it could not be tested."""
 
 from __future__ import annotations
 
@@ -131,10 +128,7 @@ class CommandOutput:
         return self._run
 
     def pytest_gemm_progress(self, records: list[Record], done: int, total: int) -> None:
-        """Show the progress and the property that is tested.
-
-        Under pytest-xdist several properties run at once, and the last one is shown.
-        """
+        """Show the progress and the tested property, with pytest-xdist the last of several that run at once."""
         names = [p.name for p in PROPERTIES]
         for record in records:
             self._furthest = max(self._furthest, names.index(record.case.property_name))

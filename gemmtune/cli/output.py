@@ -83,10 +83,7 @@ def print_json(text: str) -> None:
 
 @contextmanager
 def reserved_stdout() -> Iterator[None]:
-    """Keep standard output for ``print_json``. All else that is printed within the block goes to standard error.
-
-    User-supplied modules may print when they are imported, from Python or not.
-    """
+    """Keep standard output in the block for ``print_json``, apart from what user-supplied modules print when imported."""
     if _reserved:
         yield
         return
@@ -235,10 +232,7 @@ def _note_warning(message: Warning | str, category: type[Warning], *_: object, *
 
 
 def run(command: str, given: dict[str, Any], logs: bool = True) -> Any:
-    """Run ``module.function`` of this folder with the given options. This imports torch, which help does not.
-
-    Without ``logs`` the log is left to the program that the command runs.
-    """
+    """Run ``module.function`` of this folder, which imports torch as help does not. Without ``logs`` the command's program logs."""
     module, _, name = command.partition(".")
     refuse_overwriting(click.get_current_context())
     with announced("loading torch"):

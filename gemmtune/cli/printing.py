@@ -42,10 +42,7 @@ def answer(json_file: str | None, data: Any, parts: Iterable[RenderableType]) ->
 
 
 class Results(Progress):
-    """Listener that prints each result on standard output as soon as it is known, and passes on everything else.
-
-    With ``--quiet`` a result is one line.
-    """
+    """Listener that prints each result as soon as it is known, in one line with ``--quiet``, and passes on everything else."""
 
     def __init__(self, progress: Progress, max_rows: int | None) -> None:
         self.progress = progress
@@ -86,10 +83,7 @@ class _Visible:
 
 @contextlib.contextmanager
 def watched(*, kept: str = "") -> Iterator[Progress]:
-    """Show the progress of the block unless the command is quiet.
-
-    ``kept`` says what remains of its work after Ctrl-C or SIGTERM.
-    """
+    """Show the block's progress unless the command is quiet. ``kept`` says what remains of its work after Ctrl-C or SIGTERM."""
     progress = Progress() if is_quiet() else progress_for()
     try:
         with raising():

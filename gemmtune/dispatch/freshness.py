@@ -58,10 +58,7 @@ class Stamp:
         return cls(tuple(_Part.of(x) for x in tensors), optimizer_steps() if floats else _NO_STEPS)
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
-        """Return True if the numbers of these tensors are those of which the stamp was made.
-
-        Inference tensors on a GPU have neither a version nor a sample, so that no stamp of one holds.
-        """
+        """Return True if the tensors have the stamp's numbers. Inference tensors on a GPU cannot tell, so theirs never holds."""
         if self.steps not in (_NO_STEPS, *_steps) or len(self.parts) != len(tensors):
             return False
         return all(part.holds(x) for part, x in zip(self.parts, tensors, strict=True))

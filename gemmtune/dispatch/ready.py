@@ -3,11 +3,12 @@
 import functools
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from .. import settings as settings_module
+from ..bounded import Bounded
 from ..choice import Choice, Kernel
 from ..device import detect
 from ..native.lookup import Run, forget, rows_served
@@ -18,16 +19,13 @@ from .plan import Plan, Ready
 from .ranges import RangePlan, forget_range_plans
 from .strategies import make_plan
 
-K = TypeVar("K")
-V = TypeVar("V")
-
-ready: dict[Hashable, Ready] = {}
-"""Plans by the key that a call reads off its operands in a microsecond (``keys.key_of``)."""
-_by_rows: dict[Hashable, RangePlan] = {}
-"""Tables of M by the same key without M."""
-_plans: dict[tuple[Problem, int, int], Plan] = {}
-"""Plans by problem, device index and settings: calls with other keys may state the same problem."""
 _CAPACITY = 65536
+ready = Bounded[Hashable, Ready](_CAPACITY)
+"""Plans by the key that a call reads off its operands in a microsecond (``keys.key_of``)."""
+_by_rows = Bounded[Hashable, RangePlan](_CAPACITY)
+"""Tables of M by the same key without M."""
+_plans = Bounded[tuple[Problem, int, int], Plan](_CAPACITY)
+"""Plans by problem, device index and settings: calls with other keys may state the same problem."""
 
 
 @dataclass(slots=True)
@@ -53,10 +51,10 @@ def forget_plans() -> None:
 def keep_ready(key: Hashable | None, entry: Ready | None) -> None:
     """Let calls with this key find the plan, if there are both."""
     if key is not None and entry is not None and entry.plan.lasting:
-        _put(ready, key, entry)
+        ready[key] = entry
         shared = entry.plan.shared
         if shared is not None and entry is entry.plan and (rest := without_rows(key)) is not None:
-            _put(_by_rows, rest[0], shared)
+            _by_rows[rest[0]] = shared
 
 
 def ready_for_rows(key: Hashable) -> Plan | None:
@@ -65,7 +63,7 @@ def ready_for_rows(key: Hashable) -> Plan | None:
     shared = _by_rows.get(rest[0]) if rest is not None else None
     plan = _plan_at(shared, shared.proved, rest[1]) if shared is not None and rest is not None else None
     if plan is not None:
-        _put(ready, key, plan)
+        ready[key] = plan
     return plan
 
 
@@ -80,15 +78,8 @@ def plan_for(problem: Problem, index: int) -> Plan:
     if plan is None:
         plan = make_plan(problem, detect("cpu" if index < 0 else torch.device("cuda", index)), settings)
         if plan.lasting:
-            _put(_plans, key, plan)
+            _plans[key] = plan
     return plan
-
-
-def _put(table: dict[K, V], key: K, value: V) -> None:
-    """Add an entry to a table, which is emptied once it is full."""
-    if len(table) >= _CAPACITY:
-        table.clear()
-    table[key] = value
 
 
 def served_rows(number: int, shared: RangePlan, arguments: tuple[Any, ...]) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from ..bounded import Bounded
 from ..errors import InvalidProblemError
 from ..problem import Epilogue, Layout, Problem, precision_of
 from ..problem.dtypes import DTYPES, accumulator_dtype, dtype_name
@@ -108,11 +109,10 @@ def noted(problem: Callable[[], Problem | None]) -> contextlib.AbstractContextMa
     return block
 
 
-_traced: dict[Hashable, Epilogue] = {}
-_codes: dict[int, tuple[types.CodeType, int, tuple[str, ...] | None]] = {}
+_traced = Bounded[Hashable, Epilogue]()
+_codes = Bounded[int, tuple[types.CodeType, int, tuple[str, ...] | None]]()
 """Number of a code object and the globals that it looks up, by id. The object is kept so that no other gets that id."""
 _numbers = itertools.count()
-_CAPACITY = 4096
 _STABLE_MODULES = ("torch", "math", "operator")
 """Modules whose attributes a program does not change while it runs."""
 _BUILTINS = frozenset(("abs", "bool", "float", "int", "len", "max", "min", "range", "round", "sum", "tuple"))
@@ -136,8 +136,6 @@ def traced(function: Callable[..., Any], acc_dtype: torch.dtype, operands: Seque
         return trace(function, acc_dtype, operands)
     key = (meaning, acc_dtype, tuple((o.dtype, tuple(o.shape), o.stride(), o.data_ptr() % 16) for o in operands))
     if key not in _traced:
-        if len(_traced) >= _CAPACITY:
-            _traced.clear()
         _traced[key] = trace(function, acc_dtype, operands)
     return _traced[key]
 
@@ -189,8 +187,6 @@ def _is_stable(value: object) -> bool:
 
 def _known(code: types.CodeType) -> tuple[types.CodeType, int, tuple[str, ...] | None]:
     """Return the code with a unique number and its globals, or None for them if it makes functions or may read a state."""
-    if len(_codes) >= _CAPACITY:
-        _codes.clear()
     named = [x for x in dis.get_instructions(code) if x.opcode in dis.hasname]
     names = dict.fromkeys(x.argval for x in named if x.opname == "LOAD_GLOBAL")
     stable = all(x.argval in _STABLE_NAMES for x in named if x.opname != "LOAD_GLOBAL")

@@ -111,10 +111,7 @@ def batch_invariant_choice(request: Request) -> Plan | None:
 
 
 def known_of_other_rows(request: Request) -> Plan | None:
-    """Plan by the table of the weight, or by the pick of the nearest M.
-
-    A weight with a measured table is never tuned in a call. A table by rule serves calls that may not tune.
-    """
+    """Plan by the weight's table, one by rule only for calls that may not tune, or by the pick of the nearest M."""
     problem, device, settings = request.problem, request.device, request.settings
     if settings.rows != "shared" or settings.tune == "force":
         return None

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
+from ..bounded import Bounded
 from ..threads import in_a_thread
 from ..toolchain.kept import is_ordered
 from .freshness import Stamp, is_uncounted
 
 Tensor = torch.Tensor
-_CAPACITY = 4096
-_wholes: dict[Hashable, Tensor] = {}
+_wholes = Bounded[Hashable, Tensor]()
 """Tensors over the memory of adjacent pieces, which they do not keep alive. Each call compares the pieces' addresses first."""
 
 
@@ -50,8 +50,6 @@ def whole(pieces: Sequence[Tensor]) -> Tensor | None:
     key = (address, first.get_device(), first.dtype, first.shape, stride, columns)
     found = _wholes.get(key)
     if found is None:
-        if len(_wholes) >= _CAPACITY:
-            _wholes.clear()
         found = _wholes[key] = _over(first, columns)
     return found
 

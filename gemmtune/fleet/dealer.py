@@ -79,10 +79,7 @@ class Dealer:
         return self._running.get(seat)
 
     def next(self, seat: str, now_s: float) -> Deal | None:
-        """Deal the next task to an idle seat, or return None if nothing waits for it.
-
-        A task that this seat lost waits for another seat of its kind, as long as there is one.
-        """
+        """Deal the next task, or return None. One that this seat lost waits for another seat of its kind, if there is one."""
         kind = self.seats[seat]
         others = [name for name, other in self.seats.items() if other == kind and name != seat]
         for place, task in enumerate(self._waiting):

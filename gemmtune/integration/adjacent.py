@@ -3,9 +3,9 @@
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from ..quantized.weight import QuantizedWeight
 from .modules import is_linear
 
 log = logging.getLogger("gemmtune")
+T = TypeVar("T")
 _SHARED = "several modules have them, or a view, a state_dict, a graph of an earlier call or another process has their memory"
 _TRIES = 4
 """Attempts to get consecutive blocks. Each failure uses up other free blocks that the allocator prefers."""
@@ -39,10 +40,7 @@ class Rows:
         self._pools: dict[torch.device, torch.cuda.MemPool] = {}
 
     def copies(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
-        """Return adjacent copies of contiguous tensors of one device, or None if there is no such memory.
-
-        The copies are inference tensors if the first tensor is one, whatever mode is active.
-        """
+        """Return adjacent copies of tensors of one device, inference tensors if the first is one. None if out of memory."""
         with torch.inference_mode(tensors[0].is_inference()), torch.no_grad():
             pieces = self._pieces([x.nbytes for x in tensors], tensors[0].device)
             if pieces is None:
@@ -76,6 +74,17 @@ class Rows:
         return None
 
 
+def adjacent_runs(items: Iterable[T], adjacent: Callable[[T, T], bool]) -> list[list[T]]:
+    """Return the runs of two or more items each of which is adjacent to the next, in order."""
+    runs: list[list[T]] = []
+    for item in items:
+        if runs and adjacent(runs[-1][-1], item):
+            runs[-1].append(item)
+        else:
+            runs.append([item])
+    return [run for run in runs if len(run) > 1]
+
+
 def are_consecutive(tensors: Sequence[Tensor]) -> bool:
     """Return True if each of several contiguous tensors begins where the previous one ends."""
     return all(y.data_ptr() == x.data_ptr() + x.nbytes for x, y in pairwise(tensors))
@@ -96,10 +105,7 @@ def is_sole(x: Tensor) -> bool:
 
 @contextlib.contextmanager
 def same_inputs(model: nn.Module) -> Iterator[list[list[nn.Module]]]:
-    """Yield groups of layers that the block calls one after the other with the same input. The list fills up as it runs.
-
-    Compiled functions run uncompiled in the block.
-    """
+    """Yield groups of layers that the block, run uncompiled, calls in a row with the same input. The list fills up as it runs."""
     found: list[list[nn.Module]] = []
     last: tuple[object, int] | None = None
 

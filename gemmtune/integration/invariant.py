@@ -60,10 +60,7 @@ def product_of_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
 
 
 def invariant_grouped(x: Tensor, matrix: Tensor, offs: Tensor, copies: int) -> Tensor:
-    """Return the product of rows [M, K] of groups with a matrix [G, K, N], with bits that do not depend on the batch.
-
-    ``copies`` is the number of rows of each token.
-    """
+    """Return groups of rows [M, K] @ [G, K, N] with bits independent of the batch. ``copies`` counts the rows of a token."""
     if isinstance(matrix, QuantizedWeight) and _in_a_graph(x):
         return _quantized_operator(x, matrix.tensor, matrix.scales, None, None, offs, matrix.encoding)  # type: ignore[no-any-return]
     if _as_operator(x, matrix):
@@ -93,10 +90,7 @@ def aligned_rows(x: Tensor) -> Tensor:
 
 
 def multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
-    """Return x @ b + bias by the stored table.
-
-    Raises NoValidChoicesError if no batch-invariant table is stored for the weight, or it does not cover the rows.
-    """
+    """Return x @ b + bias by the weight's batch-invariant table. Raises NoValidChoicesError if none stored has these rows."""
     rows = aligned_rows(x)
     if (found := _collected.get()) is not None:  # torch computes the product, whose problem is collected
         with record() as recording:

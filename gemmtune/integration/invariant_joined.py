@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import settings
+from ..bounded import Bounded
 from ..dispatch.ready import generation
 from ..dispatch.wholes import gathered, whole
 from ..errors import NoValidChoicesError
@@ -21,15 +22,14 @@ from ..problem.dtypes import FLOAT8
 from ..problem.layout import ALIGNED_BYTES
 from ..problem.precision import flags_token
 from ..quantized.weight import QuantizedWeight
-from .adjacent import are_consecutive
+from .adjacent import adjacent_runs, are_consecutive
 from .eager import scalars_of
 from .invariant import Joined, aligned_rows, collecting, multiplied
 from .picks import pick_for
 
 _ROLES = ("weights", "scales", "zeros", "biases")
 _INTEGERS = (torch.int8, torch.uint8)
-_CAPACITY = 4096
-_equal: dict[Hashable, bool] = {}
+_equal = Bounded[Hashable, bool]()
 """Which joined products have the bits of the separate ones, by the sizes of the operands."""
 
 
@@ -142,8 +142,6 @@ def can_join(x: Tensor, columns: Columns) -> bool:
     if found is None:
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return False
-        if len(_equal) >= _CAPACITY:
-            _equal.clear()
         found = _equal[key] = m > 0 and _is_one_class(x, columns) and _are_bits_equal(x, columns)
     return found
 
@@ -206,14 +204,8 @@ def _problems_of(columns: Columns) -> list[Problem]:
 
 def _runs(layers: Sequence[nn.Module]) -> list[Columns]:
     """Return the columns of each run of two or more layers whose weights and biases are adjacent."""
-    runs: list[list[nn.Module]] = []
-    for layer in layers:
-        both = _columns_of((runs[-1][-1], layer)) if runs else None
-        if both is not None and both.adjacent:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    return [columns for run in runs if len(run) > 1 and (columns := _columns_of(run)) is not None]
+    runs = adjacent_runs(layers, lambda x, y: (both := _columns_of((x, y))) is not None and both.adjacent)
+    return [columns for run in runs if (columns := _columns_of(run)) is not None]
 
 
 def _columns_of(layers: Sequence[nn.Module]) -> Columns | None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import settings
+from ..bounded import Bounded
 from ..dispatch.checks import is_dense
 from ..dispatch.plan import Plan
 from ..dispatch.ready import generation, served_rows
@@ -39,7 +40,6 @@ from .swap import swaps
 is_compiling = torch.compiler.is_compiling
 BY_PARTS = find_spec("torch._functorch._aot_autograd.subclass_codegen") is None
 """True for a torch that takes subclasses of tensors apart by Python code for any, and not by code made for each graph."""
-_CAPACITY = 4096
 _CONV1D = "transformers.pytorch_utils"
 """The module of HF's Conv1D. Only a program with such layers has imported it."""
 
@@ -50,7 +50,7 @@ class Picks:
     __slots__ = ("found",)
 
     def __init__(self) -> None:
-        self.found: dict[Hashable, Bound | None] = {}
+        self.found = Bounded[Hashable, Bound | None]()
 
     def get(self, key: Hashable) -> Bound | Picks | None:
         """Return the pick that was found for the key: None for torch, and these picks themselves if none was looked up."""
@@ -58,8 +58,6 @@ class Picks:
 
     def find(self, key: Hashable, op: str, tensors: tuple[Tensor, ...], options: tuple[Hashable, ...] = ()) -> Bound | None:
         """Look up the pick, and keep the result, which is None if torch is faster."""
-        if len(self.found) >= _CAPACITY:
-            self.found.clear()
         found = self.found[key] = bound_for(op, tensors, options)
         prepare(FOR_NATIVE)
         return found

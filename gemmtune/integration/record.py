@@ -67,10 +67,7 @@ def record(file: Path | str | None = None) -> Iterator[Recording]:
 
 
 def _write(recording: Recording, file: Path | str, process: int) -> None:
-    """Write the recording of this process, unless it is empty.
-
-    A forked process would overwrite the file with its own part. An empty recording would overwrite that of an earlier run.
-    """
+    """Write the recording of this process, not a fork, unless it is empty: either would overwrite that of another."""
     if os.getpid() == process and recording.counts:
         recording.write(file)
 

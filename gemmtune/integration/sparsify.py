@@ -137,10 +137,7 @@ def _problem_of(module: Any, x: Tensor) -> Problem:
 def prepacked_problem(
     weight: Tensor, x: Tensor, inp: Tensor | None, scalars: Sequence[float] = (1.0, 1.0), *, by_rows: bool
 ) -> Problem:
-    """Return the Problem of alpha · weight @ x + beta · inp for a prepacked weight.
-
-    With ``by_rows`` the result is column-major, so that the rows in memory are tokens.
-    """
+    """Return the Problem of alpha · weight @ x + beta · inp for a prepacked weight, with tokens in rows if ``by_rows``."""
     name, numbers = ("bsr_mm", ()) if inp is None else ("bsr_addmm", scalars)
     out = x.new_empty((x.shape[1], weight.shape[0])).t() if by_rows else None
     return problem_of(block_call(name, PackedOperand(weight), x, inp, scalars=numbers, out=out), None)

@@ -71,10 +71,7 @@ class Above:
 
 
 def prepare(above: Above) -> None:
-    """Load the look-up after a new plan, or compile it in the background, if the settings allow it.
-
-    A process that tunes nothing compiles nothing.
-    """
+    """Load the look-up after a new plan, or compile it in the background if the settings allow it and this process tunes."""
     native.asked_at = time.monotonic()
     chosen = settings.current()
     if not chosen.native:

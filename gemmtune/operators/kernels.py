@@ -199,10 +199,7 @@ def _below(operator: Operator, keys: Any, tensors: tuple[Tensor | None, ...], wo
 
 
 def product(a: Tensor, b: Tensor, offs: Tensor | None = None) -> Tensor:
-    """mm or bmm; torch's while torch.compile traces a graph, where it stands for what the compilation of the graph will choose.
-
-    With offsets the grouped product of rows or of terms.
-    """
+    """mm, bmm or a grouped product. While torch.compile traces, torch's, which the compilation replaces by its own choice."""
     if offs is not None:
         return getattr(torch.ops.gemmtune, grouped_op(b))(a, b, offs)  # type: ignore[no-any-return]
     op = "bmm" if a.dim() == 3 else "mm"

@@ -74,10 +74,7 @@ class TorchProduct:
     def stated(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], value_of: Callable[[Any], Tensor] = lambda x: x
     ) -> Statement | str:
-        """Return a call in the terms of our operation, or the reason why only torch has it.
-
-        ``value_of`` returns the tensor of an operand, such as the example value of a graph's node.
-        """
+        """Return a call in the terms of our operation, or why only torch has it. ``value_of`` returns the tensor of an operand."""
         found: dict[str, Any] = {}
         for (name, meaning), value in zip(_bound(self.name, len(args), tuple(kwargs)), (*args, *kwargs.values()), strict=True):
             several = isinstance(value, (list, tuple))

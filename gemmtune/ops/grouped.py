@@ -126,10 +126,7 @@ def _into(out: Tensor, result: Tensor) -> Tensor:
 def _in_steps(
     form: Form, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor], added: Callable[..., Tensor]
 ) -> Tensor:
-    """Do a product with picked, gated or summed rows by a grouped product and separate steps.
-
-    Autograd keeps their results, and the grouped product has batch-invariant tables.
-    """
+    """Do a product with picked, gated or summed rows in steps, which autograd follows, and which have batch-invariant tables."""
     a, b, offs, *rest = form.operands
     if form.op == "combined_grouped_mm":
         if epilogue is not None:

@@ -170,10 +170,7 @@ def _key_of_more(
 
 
 def _carry_out(key: Hashable | None, call: Call, backward: Backward) -> tuple[Tensor, Ready | None]:
-    """Check and run a call that has no plan under its key. Return the result, and the new plan if there is one.
-
-    ``backward`` has the products of its backward pass, if a gradient is wanted.
-    """
+    """Check and run a call without a plan under its key. Return the result and the new plan, None if there is none."""
     check_call(call)
     with autocast_done(call) as cast:
         road, reason = road_of(call)

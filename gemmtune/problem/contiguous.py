@@ -52,10 +52,7 @@ def operand_layouts(
 def scale_fields(
     row: Operation, sizes: Mapping[str, int], scales: str, dtype: torch.dtype, *, zeros: bool = False
 ) -> dict[str, Layout | None]:
-    """Return the scales of a row, and its zero points, by role: of one product, without groups.
-
-    Raises InvalidProblemError for unknown or illegal ``scales``, and ``zeros`` without scales.
-    """
+    """Return one row's scales and zero points by role. Raises InvalidProblemError for illegal ``scales``, or zeros alone."""
     m, n, k = (sizes[symbol] for symbol in "MNK")
     if row.operand("scale_a") is not None:
         kinds, (scale_a, scale_b) = get_args(Scales), scale_layouts(m, n, k, cast(Scales, scales))

@@ -162,8 +162,7 @@ class ProblemFields:
         return block
 
     def _grouped_block(self, role: str, scale: Layout) -> tuple[int, int]:
-        """Return ``scale_block`` of a grouped product. scale_a is [M, S]. scale_b [G, S, T] has the scales of one group's matrix in
-        its last two dimensions."""
+        """Return a grouped product's ``scale_block``, from scale_a [M, S] and scale_b [G, S, T], whose last two are one group's."""
         along_k = scale.size[-1 if role == "scale_a" else -2]
         if self.scale_a is None:
             return max(1, self.k // along_k), 1

@@ -108,10 +108,7 @@ def _permuted(cls: Any, w: QuantizedWeight, dims: Sequence[int]) -> Any:
 
 
 def _strided(cls: Any, w: QuantizedWeight, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Any:
-    """Return the weight, or its transpose, where these are its strides.
-
-    torch remakes a view of a weight in this way where a compiled graph returns it.
-    """
+    """Return the weight or its transpose, whichever has these strides: torch remakes a compiled graph's view by them."""
     asked = (tuple(size), tuple(stride))
     if offset in (None, 0):
         if asked == (w.shape, w.stride()):

@@ -122,10 +122,7 @@ def _extremes(weight: Tensor, block: Block) -> tuple[Tensor, Tensor]:
 
 
 def _positive(scale: Tensor, dtype: torch.dtype, limit: float = math.inf) -> Tensor:
-    """Return the scale in ``dtype``, rounded down where it would exceed ``limit``, and 1 where it is 0 in ``dtype``.
-
-    Raises InvalidProblemError if a scale overflows ``dtype``.
-    """
+    """Return the scale in ``dtype``, rounded down above ``limit``, 1 where it is 0. Raises InvalidProblemError on overflow."""
     found = scale.to(dtype)
     if not found.is_meta and not bool(found.isfinite().all()):
         raise InvalidProblemError(

@@ -1,7 +1,4 @@
-"""Rules for torch.distributed: it shards and gathers the parts of a QuantizedWeight, also by ``fully_shard``, or is refused.
-
-It never gets floats.
-"""
+"""Rules for torch.distributed: a QuantizedWeight's parts are sharded and gathered, or refused, and never become floats."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -25,10 +25,7 @@ _UNDECLARED_VIEWS = (aten.unsafe_chunk, aten.unsafe_split, aten.unsafe_split_wit
 
 
 def untraced(function: F) -> F:
-    """Let a function, and what it calls, run as it is between graphs of torch.compile. Return the function.
-
-    Dynamo compiles any frame of Python there, and cannot trace how a wrapper is made.
-    """
+    """Let a function run uncompiled between graphs of torch.compile, and return it: Dynamo cannot trace making a wrapper."""
     frames = torch._C._dynamo.eval_frame
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(*[frames._FrameAction.SKIP] * 2))
     return function

@@ -220,10 +220,7 @@ class QuantizedWeight(GatheredByFsdp):
         self._hold(other.tensor, other.scales, other.zero_points, other.packed, other.encoding, other.transposed)
 
     def data_ptr(self) -> int:
-        """Return a number by which libraries find weights that share memory. It is no address.
-
-        torch itself gets 0: the weight has no storage of its own.
-        """
+        """Return a number, no address, by which libraries find weights that share memory; to torch 0, for there is no storage."""
         is_torch = sys._getframe(1).f_globals["__name__"].startswith("torch.")
         return 0 if is_torch or self.is_meta else self.tensor.data_ptr() | _NO_ADDRESS
 

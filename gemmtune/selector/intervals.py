@@ -48,8 +48,7 @@ def legal_segments(work: Work, segments: Sequence[Segment]) -> list[Segment]:
 
 
 def _replacement(work: Work, rows: range, before: Iterable[str] = ()) -> str:
-    """Return a choice that is legal for all of ``rows``: one of ``before``, otherwise the fastest at the nearest sample, otherwise
-    torch's own operation."""
+    """Return a choice legal for all of ``rows``: one of ``before``, else the fastest at the nearest sample, else torch's."""
     sampled = [m for m in work.times if work.right(m)] or work.results
     nearest = min(sampled, key=lambda m: abs(math.log(m / rows[0])))
     ranked = sorted(work.right(nearest).items(), key=lambda item: item[1])

@@ -80,8 +80,7 @@ def measure(
 
 
 def examine_alone(candidates: Candidates, choice: Choice) -> Outcome:
-    """Compile, verify and briefly measure one candidate in isolation, and return its outcome. It stays unsettled, so that later
-    tuning compares it with others."""
+    """Compile, verify and briefly measure one candidate in isolation. The outcome stays unsettled, for later tuning to compare."""
     with open_session(candidates.problem, candidates.device, candidates.settings, candidates.host_us) as session:
         x = Measuring(session, candidates, {}, Progress())
         examine_all(x, _compiled(x, [choice], None))

@@ -67,8 +67,7 @@ class FirstCall(Progress):
 
 
 class Lines(Progress):
-    """Listener that logs lines for pipes: at the start and end of each problem and stage, and at most every ``interval_s`` seconds
-    between."""
+    """Listener that logs lines for pipes: at starts and ends, and at most every ``interval_s`` seconds between."""
 
     def __init__(self, *, interval_s: float = 5.0) -> None:
         self._interval_s = interval_s

@@ -69,10 +69,7 @@ def _legal_rows(why_not: Callable[[int], str | None], rows: range, rows_class: R
 
 
 def kernels_of(choice: Choice, rows: range, rows_class: RowClass, device: DeviceInfo) -> list[Choice]:
-    """Return the choice at the first M of each run of Ms that share one compiled kernel.
-
-    It changes with M at a few places and does not change back, but for divisibility if M is part of a stride.
-    """
+    """Return the choice at the first M of each run of Ms with one kernel. Kernels recur only where M is part of a stride."""
 
     @functools.cache
     def at(m: int) -> Choice | None:
@@ -105,8 +102,7 @@ def kernels_of(choice: Choice, rows: range, rows_class: RowClass, device: Device
 
 
 def rows_to_check(segment: Segment, rows_class: RowClass, tile: int | None, generator: random.Random) -> tuple[int, ...]:
-    """Return the Ms at which a choice is verified: both ends, tile edges with their neighbours, one M for each alignment and each
-    kernel, and random ones."""
+    """Return the Ms at which a choice is verified: ends, edges of tiles, one for each alignment and kernel, and random ones."""
     rows = rows_class.within(range(segment.lo, segment.hi + 1))
     if not rows:
         return ()

@@ -161,10 +161,7 @@ def measuring_kind(device: DeviceInfo) -> str:
 
 
 def prepare_measuring(device: DeviceInfo, settings: Settings, *, timed: bool = True) -> None:
-    """Start an idle measuring process of a device, which imports in parallel.
-
-    A GPU's first library calls take seconds in total. A process that only verifies (``timed`` false) runs torch's own product.
-    """
+    """Start an idle measuring process of a device, with a first product by a GPU's libraries, or torch's unless ``timed``."""
     warm_up = None if device.type == "cpu" else functools.partial(_warm_up, device, settings, timed=timed)
     WORKERS.prepare(measuring_kind(device), 1, (__name__,), warm_up)
 

@@ -40,10 +40,7 @@ def product_of(key: str) -> str:
 
 
 def stored_class(rows_class: RowClass, device: DeviceInfo, settings: Settings, store: Store, *, others: bool = False) -> str:
-    """Return the reduction class of the stored tables of a product; empty for none.
-
-    With ``others`` only of those whose rows lie otherwise in memory, or that were measured in another timing mode.
-    """
+    """Return the reduction class of a product's stored tables, or "". ``others`` asks those of other strides or timing modes."""
     key, machines = rows_class.key, [fingerprint_text(device, timing) for timing in timings_of(settings)]
     for fact in store.every_ranged():
         asked = fact.fingerprint in machines and (not others or (fact.key, fact.fingerprint) != (key, machines[0]))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import settings as settings_module
+from ..bounded import Bounded
 from ..device import detect
 from ..dispatch.checks import check_operands, why_not_ours
 from ..dispatch.host import host_us
@@ -46,8 +47,7 @@ BYTES_PER_US: Mapping[str, float] = {"cpu": 1e4, "cuda": 2e6}
 """Rough speeds of a device, for ways without a measurement and for the copies of operands."""
 WHOLE_TILE = 64
 """Block side below which a product of blocks leaves some multipliers of the device idle."""
-_CAPACITY = 4096
-_ways: dict[object, str] = {}
+_ways = Bounded[object, str]()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,6 @@ def _way_for(block_rows: int, count: int, g: Tensor, x: Tensor, block: tuple[int
         capturing = g.is_cuda and torch.cuda.is_current_stream_capturing()
         found = _fastest(_listed(block_rows, count, g, x, block), g.device, tunes=not capturing)
         if not capturing:
-            if len(_ways) >= _CAPACITY:
-                _ways.clear()
             _ways[key] = found
     return found
 

@@ -13,8 +13,7 @@ __all__ = ["Health", "check", "contents", "set_aside"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """State of a store, for ``gemmtune doctor``. ``state`` is ``file``, ``read-only`` (new measurements stay in memory) or
-    ``memory`` (all measurements do)."""
+    """State of a store: ``file``, ``read-only`` (new measurements stay in memory) or ``memory`` (all measurements do)."""
 
     path: Path | None
     state: str

@@ -9,11 +9,11 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 
 import torch
 
 from ..device import DeviceInfo
+from ..foreign import text_of
 
 METHOD_VERSION = 1
 """Version of the measuring method. Raise it when times of the same kernel on the same machine are no longer comparable."""
@@ -76,15 +76,15 @@ def now() -> str:
 def driver_version(device_type: str) -> str:
     """Return the version of the GPU's kernel driver, such as ``550.54.15``, or ``unknown`` if the system does not report it."""
     if device_type == "hip":
-        return _read("/sys/module/amdgpu/version").strip() or UNKNOWN
+        return text_of("/sys/module/amdgpu/version").strip() or UNKNOWN
     # The file reads "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  <build date>".
-    found = re.search(r"Module.*?\s(\d+(?:\.\d+)+)\s", _read("/proc/driver/nvidia/version"))
+    found = re.search(r"Module.*?\s(\d+(?:\.\d+)+)\s", text_of("/proc/driver/nvidia/version"))
     return found.group(1) if found else _driver_version_from_nvml() or UNKNOWN
 
 
 def rocm_version() -> str:
     """Return the version of the installed ROCm, whose libraries torch may use, such as ``6.4.1-83``, else of torch's HIP."""
-    return _read("/opt/rocm/.info/version").strip() or torch.version.hip or UNKNOWN
+    return text_of("/opt/rocm/.info/version").strip() or torch.version.hip or UNKNOWN
 
 
 def _driver_version_from_nvml() -> str:
@@ -128,11 +128,4 @@ def package_version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return ""
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
         return ""

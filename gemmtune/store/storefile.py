@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 
 from ..errors import StoreError
+from ..foreign import text_of
 from ..locking import file_lock, has_locks
 
 APPLICATION_ID = 0x67656D74
@@ -186,14 +187,9 @@ def _has_content(path: Path) -> bool:
 
 def _on_network(folder: Path) -> bool:
     """Return True if Linux's list of mounts shows the folder on a file system that several hosts can write."""
-    mounts = Path("/proc/self/mounts")
-    try:
-        lines = mounts.read_text(errors="replace").splitlines()
-        target = str(folder.resolve())
-    except OSError:
-        return False
+    target = os.path.realpath(folder)
     kinds: dict[str, str] = {}
-    for line in lines:
+    for line in text_of("/proc/self/mounts").splitlines():
         _, mount, kind, *_ = line.split(" ")
         kinds[mount.replace("\\040", " ")] = kind
     best = max((m for m in kinds if target == m or target.startswith(m.rstrip("/") + "/")), key=len, default="")

@@ -216,10 +216,7 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 
 @contextlib.contextmanager
 def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-    """Capture the work of a block in ``graph``, on a stream of torch's. After a failed capture torch works as before.
-
-    torch alone would leave the stream of the capture current.
-    """
+    """Capture the block's work in ``graph``. After a failure torch works as before; torch alone keeps the wrong stream."""
     pool = torch.cuda.graph_pool_handle()
     try:
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=pool):

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..foreign import text_of
+
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -31,10 +33,7 @@ class Reading:
     """Periods of each cgroup with a quota, and those in which it was throttled."""
 
     def others_share(self, before: Reading) -> float:
-        """Return the share that others had of the cores that this process can use at a time.
-
-        A quota below the number of allowed cores leaves room for others.
-        """
+        """Return the share that others had of the cores usable at a time: a quota below the allowed cores leaves them room."""
         wall_s = max(self.wall_s - before.wall_s, 1e-9)
         usable = min(self.cores, self.quota)
         others = max((self.busy_s - before.busy_s) - (self.ours_s - before.ours_s), 0.0) / wall_s
@@ -62,11 +61,8 @@ def read(root: int) -> Reading:
 
 def _busy_s(allowed: set[int]) -> float:
     """Return the seconds that these cores worked. Where /proc/stat numbers the cores differently, all of its cores count."""
-    try:
-        lines = [line.split() for line in (PROC / "stat").read_text(errors="replace").splitlines() if line.startswith("cpu")]
-        cores = {int(words[0][3:]): [int(word) for word in words[1:9]] for words in lines if words[0] != "cpu"}
-    except (OSError, ValueError):
-        return 0.0
+    lines = [line.split() for line in text_of(PROC / "stat").splitlines() if line.startswith("cpu")]
+    cores = {int(words[0][3:]): [int(word) for word in words[1:9]] for words in lines if words[0] != "cpu"}
     wanted = [cores[number] for number in allowed if number in cores] or cores.values()
     # user, nice and system; irq, softirq and stolen. Between them it is idle or waits.
     ticks = sum(sum(fields[:3]) + sum(fields[5:8]) for fields in wanted)
@@ -79,9 +75,9 @@ def tree(root: int) -> dict[int, float]:
     seconds: dict[int, float] = {}
     for path in PROC.glob("[0-9]*/stat"):
         try:
-            words = path.read_text(errors="replace").rpartition(")")[2].split()
+            words = text_of(path).rpartition(")")[2].split()
             parent, ticks = int(words[1]), sum(map(int, words[11:15]))
-        except (OSError, ValueError, IndexError):
+        except (ValueError, IndexError):
             continue  # it has ended
         number = int(path.parent.name)
         children.setdefault(parent, []).append(number)
@@ -99,9 +95,10 @@ def tree(root: int) -> dict[int, float]:
 def _cgroups() -> Iterator[tuple[float, tuple[int, int]]]:
     """Yield the quota in cores and the periods of each cgroup of this process that has a quota, the innermost first."""
     for folder in folders("cpu"):
-        words = _words(folder / "cpu.max") or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
+        of_v1 = f"{text_of(folder / 'cpu.cfs_quota_us')} {text_of(folder / 'cpu.cfs_period_us')}"
+        words = (text_of(folder / "cpu.max") or of_v1).split()
         if len(words) == 2 and all(word.isdecimal() and int(word) for word in words):  # "max" and -1 are no quota
-            stat = _words(folder / "cpu.stat")
+            stat = text_of(folder / "cpu.stat").split()
             facts = dict(zip(stat[::2], stat[1::2], strict=False))
             yield int(words[0]) / int(words[1]), (int(facts.get("nr_periods", 0)), int(facts.get("nr_throttled", 0)))
 
@@ -111,11 +108,7 @@ def folders(controller: str) -> Iterator[Path]:
 
     In a container /proc may name the cgroup as the host sees it. Its folder is then the root of the mount.
     """
-    try:
-        lines = (PROC / "self/cgroup").read_text(errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in text_of(PROC / "self/cgroup").splitlines():
         _number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers and controller not in controllers.split(","):
@@ -126,13 +119,6 @@ def folders(controller: str) -> Iterator[Path]:
             continue
         here = mount / path.strip("/")
         yield from (folder for folder in (here, *here.parents) if folder.is_relative_to(mount) and folder.is_dir())
-
-
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text(errors="replace").split()
-    except OSError:
-        return []
 
 
 def clock_s(pid: int) -> float:
@@ -146,16 +132,13 @@ def clock_s(pid: int) -> float:
 def parent_of(pid: int) -> int:
     """Return the parent of a process, or 0 if it has ended."""
     try:
-        return int((PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
+        return int(text_of(PROC / str(pid) / "stat").rpartition(")")[2].split()[1])
+    except (ValueError, IndexError):
         return 0
 
 
 def started_by(pid: int, without: Collection[int] = ()) -> list[int]:
-    """Return the living descendants of a process, but for those ``without`` and theirs.
-
-    Where the kernel tells the children of a process, it needs no look at all others.
-    """
+    """Return a process's living descendants, but for those ``without`` and theirs, by the kernel's lists if it has them."""
     if not (PROC / "thread-self" / "children").exists():
         hidden = {each for other in without for each in tree(other)}
         return [each for each in tree(pid) if each != pid and each not in hidden]

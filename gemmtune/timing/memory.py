@@ -9,6 +9,7 @@ import torch
 
 from ..device import MIB, DeviceInfo
 from ..errors import ShortMemoryError
+from ..foreign import text_of
 from ..problem import Problem
 from ..settings import Settings
 from . import cores
@@ -26,10 +27,7 @@ def require_memory_to_tune(problems: Iterable[Problem], device: DeviceInfo, sett
 
 
 def require_memory(what: str, needed: int, device: DeviceInfo) -> None:
-    """Raise ShortMemoryError if so many bytes exceed the free memory of the device.
-
-    ``needed`` is a lower bound: references, packed copies and further sets come on top.
-    """
+    """Raise ShortMemoryError if so many bytes, a lower bound of what is needed, exceed the free memory of the device."""
     if needed <= SMALL_BYTES:
         return
     free = free_bytes(device)
@@ -55,7 +53,7 @@ def free_bytes(device: DeviceInfo) -> int | None:
 
 def _host_bytes() -> Iterator[int]:
     """Yield the available memory of the host, and what each cgroup of this process leaves below its limit."""
-    for line in _text(cores.PROC / "meminfo").splitlines():
+    for line in text_of(cores.PROC / "meminfo").splitlines():
         name, _, rest = line.partition(":")
         if name == "MemAvailable":
             yield int(rest.split()[0]) * 1024
@@ -63,7 +61,7 @@ def _host_bytes() -> Iterator[int]:
         limit = _number(folder, "memory.max", "memory.limit_in_bytes")
         used = _number(folder, "memory.current", "memory.usage_in_bytes")
         if limit is not None and used is not None:
-            words = _text(folder / "memory.stat").split()
+            words = text_of(folder / "memory.stat").split()
             facts = dict(zip(words[::2], words[1::2], strict=False))
             cached = int(facts.get("total_inactive_file", facts.get("inactive_file", 0)))  # the kernel drops it when asked
             yield max(limit - used + cached, 0)
@@ -71,12 +69,5 @@ def _host_bytes() -> Iterator[int]:
 
 def _number(folder: Path, *names: str) -> int | None:
     """Return the number in the first of these files that exists, None for ``max`` and without a file."""
-    text = next((text for name in names if (text := _text(folder / name).strip())), "")
+    text = next((text for name in names if (text := text_of(folder / name).strip())), "")
     return int(text) if text.isdecimal() else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

@@ -130,8 +130,7 @@ class FileChoice(CompiledChoice):
     def artifact(
         self, path: Path, *, kernel: str, threads: int, shared_bytes: int, expected: str, predicted_bytes: int | None = None
     ) -> Artifact:
-        """Return the facts about the file's only kernel, which multiplies by the instruction ``expected``. Without cuobjdump,
-        return the arguments alone."""
+        """Return facts about the file's only kernel, which multiplies by ``expected``; without cuobjdump only its arguments."""
         tool = find_cuobjdump()
         usage = _usage(path, tool, code=True) if tool else None
         return Artifact(

@@ -35,10 +35,7 @@ class Ready(NamedTuple):
 
 
 class Launcher:
-    """One record on one device: ``launch(stream, addresses, alpha, beta)`` launches it.
-
-    A ``Ready`` value never changes, since another thread may be about to launch it.
-    """
+    """One record on one device: ``launch(stream, addresses, alpha, beta)``. Other threads launch it too, so it never changes."""
 
     def __init__(self, kernel: LoadedKernel, record: Record, refuse: Callable[[str], ErrorFromChoice]) -> None:
         self.kernel, self.record, self._refuse, self._driver = kernel, record, refuse, kernel.driver

@@ -49,8 +49,7 @@ class HostFunction(Prepared):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchOperation(Prepared):
-    """An operation of torch on the tensors and scalars of a call. ``inp`` is the form of inp: a ``vector`` of N, expanded to the
-    ``matrix``, or as ``given``."""
+    """An operation of torch on a call's tensors and scalars. ``inp`` is ``vector`` [N], ``matrix``, its expansion, or ``given``."""
 
     operation: Literal["mm", "bmm", "addmm", "baddbmm"]
     inp: Literal["given", "vector", "matrix"] = "given"

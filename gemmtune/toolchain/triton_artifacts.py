@@ -22,10 +22,7 @@ def manager(key: str, *, override: bool = False, dump: bool = False) -> Any:
 
 
 class Artifacts:
-    """The artifacts of one key, with the methods of Triton's CacheManager.
-
-    Triton lists the files of a kernel by absolute paths, which a copied folder does not have. Our list has names and digests.
-    """
+    """The artifacts of one key, as Triton's CacheManager has them, but by name and digest: folders may be copied."""
 
     def __init__(self, key: str) -> None:
         self._folders = (*FOLDER, key)

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from .. import settings as settings_module
+from ..bounded import Bounded
 from ..choice import Choice, Status
 from ..device import DeviceInfo, detect, made_current
 from ..dispatch.call import by_torch
@@ -40,7 +41,6 @@ from .named import Operand, Operation, bound_call, stated_problem
 log = logging.getLogger("gemmtune")
 
 Decide = Literal["ranges", "first_call"]
-_CAPACITY = 65536
 
 
 class Multi:
@@ -80,7 +80,7 @@ class Multi:
         self._told: set[str] = set()
         self._frozen = False
         self._plan: RangePlan | None = None
-        self._ready: dict[Hashable, Plan] = {}
+        self._ready = Bounded[Hashable, Plan](65536)
         self.choices = tuple(choice.name for choice in self._held)
         self._kind = f"multi {hashlib.sha256(repr(sorted(self.choices)).encode()).hexdigest()[:16]}"
 
@@ -91,7 +91,7 @@ class Multi:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the kernels that are loaded in this process."""
-        return self.__dict__ | {"_plan": None, "_ready": {}}
+        return self.__dict__ | {"_plan": None, "_ready": Bounded()}
 
     def __call__(self, *operands: Any, **arguments: Any) -> torch.Tensor:
         """Compute the operation. The arguments are those of the public function of its name.
@@ -129,8 +129,6 @@ class Multi:
             if call.out is not None:
                 return plan.into(call.out, tensors, call.scalars)
             if key is not None and call.packed is None:
-                if len(self._ready) >= _CAPACITY:
-                    self._ready.clear()
                 self._ready[key] = plan
             return plan.new(tensors, call.scalars)
 

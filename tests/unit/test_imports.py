@@ -17,7 +17,7 @@ import gemmtune
 ROOT = Path(gemmtune.__file__).parent
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version", "foreign", "regex", "warning"),
+    ("errors", "version", "foreign", "regex", "warning", "bounded"),
     ("page",),
     ("setting_types", "operand_kinds", "ownership", "locking", "replacing", "forks", "interrupts", "project_file", "threads"),
     ("settings",),

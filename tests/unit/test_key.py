@@ -97,7 +97,7 @@ def test_difference_names_the_fields(as_text: bool) -> None:
     ],
 )
 def test_the_driver_version_is_read_from_proc(monkeypatch: pytest.MonkeyPatch, text: str, version: str) -> None:
-    monkeypatch.setattr(key, "_read", {"/proc/driver/nvidia/version": text}.__getitem__)
+    monkeypatch.setattr(key, "text_of", {"/proc/driver/nvidia/version": text}.__getitem__)
     assert key.driver_version("cuda") == version
 
 
@@ -114,7 +114,7 @@ def test_driver_version_comes_from_nvml_without_proc(monkeypatch: pytest.MonkeyP
         nvmlSystemGetDriverVersion=lambda: b"550.54.15",
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(key, "_read", lambda path: "")
+    monkeypatch.setattr(key, "text_of", lambda path: "")
     assert key.driver_version("cuda") == "550.54.15"
     assert calls == ["init", "shutdown"]
 
@@ -130,13 +130,13 @@ def test_driver_version_comes_from_nvml_without_proc(monkeypatch: pytest.MonkeyP
 
 
 def test_the_driver_version_of_an_amd_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key, "_read", {"/sys/module/amdgpu/version": "6.10.5\n"}.__getitem__)
+    monkeypatch.setattr(key, "text_of", {"/sys/module/amdgpu/version": "6.10.5\n"}.__getitem__)
     assert key.driver_version("hip") == "6.10.5"
 
 
 def test_the_fingerprint_of_an_amd_gpu_has_the_versions_of_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"/sys/module/amdgpu/version": "6.10.5\n", "/opt/rocm/.info/version": "6.4.1-83\n"}
-    monkeypatch.setattr(key, "_read", files.__getitem__)
+    monkeypatch.setattr(key, "text_of", files.__getitem__)
     monkeypatch.setattr(torch.version, "hip", "6.4.43483")
     found = key.fingerprint(preset("gfx942"), "graph")
     assert (found["hip"], found["driver"], found["rocm"], found["sm_count"]) == ("6.4.43483", "6.10.5", "6.4.1-83", "304")

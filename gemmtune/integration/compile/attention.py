@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...device import DeviceInfo
 from ...store.key import canonical
-from .epilogues import VIEWS
+from .epilogues import VIEWS, same_shape
 from .planned_attention import OPERATOR
 
 aten = torch.ops.aten
@@ -114,7 +114,8 @@ def attention_of(nodes: Iterable[fx.Node]) -> Iterator[Attention]:
         q, k, v = (given[name] for name in ("query", "key", "value"))
         bias = given.get("attn_bias", given.get("attn_mask"))
         shared = [_unrepeated(x) for x in (k, v)]
-        k, v = shared if _have_equal_heads(*shared) else (k, v)
+        heads, others = (x.meta["val"].shape[1] for x in shared)
+        k, v = shared if statically_known_true(heads == others) else (k, v)
         tensors = (q, k, v) if bias is None else (q, k, v, _unexpanded(bias))
         scale = given.get("scale")
         other = given.get("dropout_p") or given.get("is_causal") or isinstance(scale, fx.Node)
@@ -139,20 +140,9 @@ def _is_served(values: list[torch.Tensor]) -> bool:
     return fits and same and rows and some and (q.device.type == "cpu" or q.dtype in (torch.float16, torch.bfloat16))
 
 
-def same_shape(value: torch.Tensor, size: Iterable[int | torch.SymInt]) -> bool:
-    """Return True if the shape is ``size`` for all dynamic numbers. No guard is added."""
-    size = tuple(size)
-    return value.dim() == len(size) and all(statically_known_true(x == y) for x, y in zip(value.shape, size, strict=True))
-
-
 def example_numbers(sizes: Iterable[int | torch.SymInt]) -> list[int]:
     """Return sizes or strides, with the numbers of the compiled example in place of dynamic ones."""
     return [n if isinstance(n, int) else int(n.node.hint) for n in sizes]
-
-
-def _have_equal_heads(k: fx.Node, v: fx.Node) -> bool:
-    heads, others = (x.meta["val"].shape[1] for x in (k, v))
-    return statically_known_true(heads == others)
 
 
 def _unrepeated(node: fx.Node) -> fx.Node:

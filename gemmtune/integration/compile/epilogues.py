@@ -142,7 +142,7 @@ def _operand_of(node: fx.Node, region: _Region) -> EpilogueOperand | None:
     value, gemm = node.meta.get("val"), region.gemm.meta["val"]
     if not isinstance(value, torch.Tensor) or value.device != gemm.device or value.dtype not in (*DTYPES, torch.bool):
         return None
-    if value.dim() == 0 or _same_shape(value, gemm):
+    if value.dim() == 0 or same_shape(value, gemm.shape):
         return EpilogueOperand(node=node, rank=value.dim())
     inner = gemm.shape[1:]
     if _like(value, gemm):
@@ -187,16 +187,17 @@ def _traced(region: _Region, last: fx.Node, order: Mapping[fx.Node, int]) -> Epi
     nodes = needed(builder.nodes, result)
     value = last.meta["val"]
     static = all(isinstance(size, int) for size in value.shape)
-    sizes = None if _same_shape(value, gemm) else list(value.shape) if static else region.view_sizes[last]
-    lost = sizes is None and not _same_shape(value, gemm)
+    same = same_shape(value, gemm.shape)
+    sizes = None if same else list(value.shape) if static else region.view_sizes[last]
+    lost = sizes is None and not same
     if nodes[0].op != "acc" or nodes[-1].dtype == torch.bool or lost:
         return None
     return EpilogueMatch(last=last, nodes=nodes, operands=operands, sizes=sizes)
 
 
-def _same_shape(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Return True if two values are known to have the same shape."""
-    return x.dim() == y.dim() and all(statically_known_true(m == n) for m, n in zip(x.shape, y.shape, strict=True))
+def same_shape(value: torch.Tensor, size: Sequence[int | torch.SymInt]) -> bool:
+    """Return True if the shape is ``size`` for all dynamic numbers. No guard is added."""
+    return value.dim() == len(size) and all(statically_known_true(x == y) for x, y in zip(value.shape, size, strict=True))
 
 
 def _value(builder: GraphBuilder, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...operators.schema import NAMESPACE
 from ...problem import Layout, Problem
+from ..adjacent import adjacent_runs
 from .epilogues import CONVERT, VIEWS
 from .planned_horizontal import gathered_roles
 from .products import Product
@@ -114,14 +115,21 @@ def _key(product: Product, known: Addresses) -> Hashable | None:
 
 
 def _runs(group: Sequence[Product], known: Addresses) -> Iterator[HorizontalFusion]:
-    """Yield a fusion for each run of products whose weights are adjacent."""
-    run: list[Product] = []
-    for product in sorted(group, key=lambda product: address_of(product.tensors[1].meta["val"], known) or 0):
-        if run and not _adjacent(run[-1], product, known):
-            yield from _fused(run)
-            run = []
-        run.append(product)
-    yield from _fused(run)
+    """Return a fusion for each run of products whose weights are adjacent."""
+    ordered = sorted(group, key=lambda product: address_of(product.tensors[1].meta["val"], known) or 0)
+    return map(_fused, adjacent_runs(ordered, lambda x, y: _adjacent(x, y, known)))
+
+
+def into_columns(nodes: Sequence[fx.Node], whole: fx.Node, widths: Sequence[int]) -> None:
+    """Replace nodes by the columns of one that has them all, at the graph's place of insertion."""
+    graph, value, begin = whole.graph, whole.meta["val"], 0
+    for node, width in zip(nodes, widths, strict=True):
+        columns = graph.call_function(aten.slice.Tensor, (whole, value.dim() - 1, begin, begin + width))
+        columns.meta["val"] = value[..., begin : begin + width]
+        node.replace_all_uses_with(columns)
+        begin += width
+    for node in nodes:
+        graph.erase_node(node)
 
 
 def _adjacent(left: Product, right: Product, known: Addresses) -> bool:
@@ -143,16 +151,15 @@ def _adjacent(left: Product, right: Product, known: Addresses) -> bool:
     return True
 
 
-def _fused(run: Sequence[Product]) -> Iterator[HorizontalFusion]:
-    """Yield the fusion of a run of two or more products."""
-    if len(run) > 1:
-        first = run[0].alone
-        n, gathered = sum(product.alone.n for product in run), gathered_roles(first)
-        fields: dict[str, Any] = {"out": Layout.contiguous((first.m, n), first.out.dtype)}
-        for role, layout in first.operands:
-            if role != "a":
-                fields[role] = _widened(layout, n, gathered=role in gathered)
-        yield HorizontalFusion(products=tuple(run), problem=dataclasses.replace(first, **fields))
+def _fused(run: Sequence[Product]) -> HorizontalFusion:
+    """Return the fusion of a run of two or more products."""
+    first = run[0].alone
+    n, gathered = sum(product.alone.n for product in run), gathered_roles(first)
+    fields: dict[str, Any] = {"out": Layout.contiguous((first.m, n), first.out.dtype)}
+    for role, layout in first.operands:
+        if role != "a":
+            fields[role] = _widened(layout, n, gathered=role in gathered)
+    return HorizontalFusion(products=tuple(run), problem=dataclasses.replace(first, **fields))
 
 
 def _widened(layout: Layout, n: int, *, gathered: bool) -> Layout:
@@ -171,10 +178,7 @@ def address_of(x: Tensor, known: Addresses) -> int | None:
 
 
 def adjacent_inputs() -> tuple[tuple[int, int], ...]:
-    """Return the pairs of inputs that could be fused: the second begins in memory where the first ends.
-
-    They depend on the memory of this process, and so does the compiled graph.
-    """
+    """Return the pairs of inputs that this process's memory allows to fuse: the second begins in it where the first ends."""
     inputs = [real for real, _ in real_inputs()]
     begins = {(x.data_ptr(), x.dtype): place for place, x in enumerate(inputs)}
     ends = [(place, begins.get((x.data_ptr() + x.nbytes, x.dtype))) for place, x in enumerate(inputs)]

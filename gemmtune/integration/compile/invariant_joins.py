@@ -9,12 +9,13 @@ from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...threads import in_a_thread
+from ..adjacent import adjacent_runs
 from ..invariant import LINEAR, QUANTIZED
 from ..invariant_joined import OPERATOR, Columns, can_join
-from .horizontal import HorizontalFusion, leaves_graph, real_inputs, storage_of
+from .attention import example_numbers
+from .horizontal import HorizontalFusion, into_columns, leaves_graph, real_inputs, storage_of
 from .report import GemmDecision
 
-aten = torch.ops.aten
 _ROLES = ("weights", "scales", "zeros", "biases")
 _ROLE_OF = {"b": "weights", "scale_b": "scales", "zero_b": "zeros", "inp": "biases"}
 
@@ -26,10 +27,6 @@ class _Layer:
     node: fx.Node
     nodes: Mapping[str, fx.Node]
     columns: Columns
-
-    @property
-    def address(self) -> int:
-        return self.columns.weights[0].data_ptr()
 
 
 def join_invariant(graph: fx.Graph) -> list[GemmDecision]:
@@ -64,21 +61,16 @@ def _layer_of(node: fx.Node, known: Mapping[StorageWeakRef, Tensor]) -> _Layer |
     return _Layer(node, nodes, columns) if dense or (node.target is QUANTIZED and columns.quantized) else None
 
 
-def _runs(layers: Sequence[_Layer]) -> Iterator[list[_Layer]]:
-    """Yield the runs of two or more layers whose operands are adjacent in memory."""
-    run: list[_Layer] = []
-    for layer in sorted(layers, key=lambda layer: layer.address):
-        if run and not Columns.of([run[-1].columns, layer.columns]).adjacent:
-            yield from [run] if len(run) > 1 else []
-            run = []
-        run.append(layer)
-    yield from [run] if len(run) > 1 else []
+def _runs(layers: Sequence[_Layer]) -> list[list[_Layer]]:
+    """Return the runs of two or more layers whose operands are adjacent in memory."""
+    ordered = sorted(layers, key=lambda layer: layer.columns.weights[0].data_ptr())
+    return adjacent_runs(ordered, lambda x, y: Columns.of([x.columns, y.columns]).adjacent)
 
 
 def _has_the_bits(run: Sequence[_Layer]) -> bool:
     """Return True if one product has the bits of the separate ones, for as many rows as the example has."""
     value = run[0].node.args[0].meta["val"]  # type: ignore[union-attr]
-    size, columns = [_example(n) for n in value.shape], Columns.of([layer.columns for layer in run])
+    size, columns = example_numbers(value.shape), Columns.of([layer.columns for layer in run])
     return in_a_thread(lambda: can_join(torch.zeros(size, dtype=value.dtype, device=value.device), columns))
 
 
@@ -98,10 +90,6 @@ def fusion_has_the_bits(fusion: HorizontalFusion) -> bool:
     return in_a_thread(lambda: can_join(torch.zeros(x[0], dtype=x[1], device=x[2]), columns))
 
 
-def _example(size: int | torch.SymInt) -> int:
-    return size if isinstance(size, int) else size.node.hint
-
-
 def _replace(graph: fx.Graph, run: Sequence[_Layer]) -> Iterator[GemmDecision]:
     """Replace layers by one product at the place of the first, and yield the decisions."""
     replaced = {layer.node for layer in run}
@@ -113,14 +101,7 @@ def _replace(graph: fx.Graph, run: Sequence[_Layer]) -> Iterator[GemmDecision]:
         new = graph.call_function(OPERATOR, (x, *pieces, run[0].columns.encoding))
         new.meta |= {name: first.meta[name] for name in ("stack_trace", "nn_module_stack") if name in first.meta}
         new.meta["val"] = value.new_empty((*value.shape[:-1], sum(widths)))
-        begin = 0
-        for layer, width in zip(run, widths, strict=True):
-            columns = graph.call_function(aten.slice.Tensor, (new, value.dim() - 1, begin, begin + width))
-            columns.meta["val"] = new.meta["val"][..., begin : begin + width]
-            layer.node.replace_all_uses_with(columns)
-            begin += width
-    for layer in run:
-        graph.erase_node(layer.node)
+        into_columns([layer.node for layer in run], new, widths)
     for width in widths:
         shape = "x".join(map(str, (*value.shape[:-1], width, x.meta["val"].shape[-1])))
         yield GemmDecision(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ... import settings as settings_module
+from ...bounded import Bounded
 from ...choice import Run
 from ...device import detect
 from ...dispatch.plan import Plan
@@ -44,8 +45,6 @@ OPERATOR = torch.ops.gemmtune.planned.default
 ``problem`` is ``Problem.key``. With ``dynamic`` its sizes are an example, and each call looks up the plan for its own sizes.
 """
 
-_CAPACITY = 4096
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
@@ -58,11 +57,11 @@ class Launch:
 
 _launches: dict[tuple[str, int, bool], Launch] = {}
 """Launches for the exact layouts of a problem, by its text, the device's index and the setting ``batch_invariant``."""
-_by_layout: dict[Hashable, tuple[Run, bool]] = {}
+_by_layout = Bounded[Hashable, tuple[Run, bool]]()
 """Kernels for other layouts, by the problem's text and the layouts of the call."""
 
 
-@functools.lru_cache(_CAPACITY)
+@functools.lru_cache(4096)
 def problem_of_text(text: str) -> Problem:
     """Return the Problem whose ``key`` is ``text``."""
     return Problem.from_json(json.loads(text))
@@ -122,10 +121,7 @@ def _zeros(layout: Layout, device: torch.device) -> Tensor:
 
 
 def run_planned(*tensors: Tensor, out: Tensor, problem: str, dynamic: bool = False, alpha: float = 1.0, beta: float = 1.0) -> None:
-    """Write the problem's result into ``out``.
-
-    The compiler does not always know the alignment of operands. A call with another alignment runs the plan for its own.
-    """
+    """Write the problem's result into ``out``. Operands of another alignment than the compiler knew run the plan for theirs."""
     if not dynamic:
         index = out.get_device()
         launch = _launches.get((problem, index, given().batch_invariant)) or ready_launch(problem, index)
@@ -156,8 +152,6 @@ def run_as_laid_out(*tensors: Tensor, out: Tensor, problem: str, alpha: float = 
         plan = _plan(here, out.get_device())
         found = (plan.kernel.run, bool(here.operation.scalars))
         if plan.lasting:
-            if len(_by_layout) >= _CAPACITY:
-                _by_layout.clear()
             _by_layout[key] = found
     run, scaled = found
     run(out, tensors, (alpha, beta) if scaled else ())

@@ -79,10 +79,7 @@ def _gathered(problem: str) -> tuple[bool, ...]:
 
 @functools.lru_cache(_CAPACITY)
 def _parts(problem: str, widths: tuple[int, ...], invariant: bool) -> tuple[str, ...]:
-    """Return the keys of the separate products, each into its columns of the whole result.
-
-    Batch-invariant ones have a result of their own, for which their weights have tables.
-    """
+    """Return the keys of the separate products, into columns of the whole result; batch-invariant ones into their own results."""
     ends = itertools.accumulate(widths)
     known = problem_of_text(problem)
     return tuple(_part_of(known, end - width, end, invariant).key for width, end in zip(widths, ends, strict=True))

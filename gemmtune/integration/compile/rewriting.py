@@ -1,7 +1,4 @@
-"""The pass: before Inductor lowers a graph, GEMMs with their epilogues become planned products.
-
-``RewriteProducts.__call__`` has the steps in their order.
-"""
+"""The pass: before Inductor lowers a graph, GEMMs with their epilogues become planned products, in the steps of ``__call__``."""
 
 import functools
 import hashlib
@@ -26,7 +23,7 @@ from .attention_times import AttentionDecision
 from .decisions import RewritePolicy
 from .epilogues import EpilogueOperand
 from .experts import changes_around
-from .horizontal import HorizontalFusion, adjacent_inputs, find_horizontal_fusions
+from .horizontal import HorizontalFusion, adjacent_inputs, find_horizontal_fusions, into_columns
 from .invariant_joins import join_invariant
 from .planned import OPERATOR, ready_plan
 from .planned_horizontal import OPERATOR as HORIZONTAL_OPERATOR
@@ -198,14 +195,7 @@ def _replace_fusion(graph: fx.Graph, fusion: HorizontalFusion, order: dict[fx.No
         new = graph.call_function(HORIZONTAL_OPERATOR, ([a, *fusion.pieces], fusion.problem.key, list(fusion.widths)))
         new.meta.update({name: first.meta[name] for name in _ORIGIN if name in first.meta})
         new.meta["val"] = value.new_empty(fusion.problem.out.size)
-        begin = 0
-        for product, width in zip(fusion.products, fusion.widths, strict=True):
-            columns = graph.call_function(aten.slice.Tensor, (new, 1, begin, begin + width))
-            columns.meta["val"] = new.meta["val"][:, begin : begin + width]
-            product.gemm.replace_all_uses_with(columns)
-            begin += width
-    for product in fusion.products:
-        graph.erase_node(product.gemm)
+        into_columns([product.gemm for product in fusion.products], new, fusion.widths)
     return plan.choice.name
 
 

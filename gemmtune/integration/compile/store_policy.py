@@ -123,10 +123,7 @@ def _pair(product: Product) -> GemmPair:
 
 
 def tune_for_compile(problems: Iterable[Problem]) -> None:
-    """Tune problems for compiled graphs.
-
-    Each problem is tuned with and without its epilogue. Both are timed against torch's GEMM followed by Inductor's kernel.
-    """
+    """Tune problems for compiled graphs, each with and without its epilogue, timed against torch's GEMM and Inductor's kernel."""
     pairs: dict[str, list[GemmPair]] = {}
     for problem in problems:
         pair = (problem, None) if problem.epilogue is None else (without_epilogue(problem), problem)

@@ -96,24 +96,23 @@ class StoredDecisions:
         # Time the epilogues whose decision the separate times leave open.
         for alone, fused in compared:
             variants = self._undecided(alone, fused)
-            if fused is not None and variants and not self._is_measured(fused, variants):
+            if fused is not None and variants:
                 self._rank(fused, variants)
         # Time horizontal fusions, then the epilogues that they would have to leave to Inductor.
         for whole, pairs in fusions:
             both = self._horizontal_variants(whole, pairs)
-            if both and not self._is_measured(whole, both):
-                self._rank(whole, both)
-            times = self._times(whole, both) if both else {}
+            if not both:
+                continue
+            self._rank(whole, both)
+            times = self._times(whole, both)
             if len(times) == 2 and times["joined"] < times["apart"]:
                 self._rank_epilogues(pairs)
 
     def _rank_epilogues(self, pairs: Sequence[GemmPair]) -> None:
         """Time fused epilogues against Inductor's kernels. Separate times decide for one GEMM, but do not say what fusing saves."""
         for alone, fused in pairs:
-            if fused is None or self.decide(alone, fused).taken != "fused":
-                continue
-            if not self._is_measured(fused, variants := self._variants(alone, fused)):
-                self._rank(fused, variants)
+            if fused is not None and self.decide(alone, fused).taken == "fused":
+                self._rank(fused, self._variants(alone, fused))
 
     def decide_horizontal(self, whole: Problem, pairs: Sequence[GemmPair]) -> Decision:
         """Return ``joined`` if one product beats the separate ones by more than a tie plus the savings of their fused epilogues."""
@@ -137,7 +136,9 @@ class StoredDecisions:
         return max(0.0, min(time_us for variant, time_us in times.items() if variant != "fused") - times["fused"])
 
     def _rank(self, problem: Problem, variants: Sequence[GraphVariant]) -> None:
-        """Time the variants against each other, and store their times."""
+        """Time the variants against each other, and store their times, unless the store has a time or a failure for each."""
+        if all(variant.content_hash in self._rows(problem) for variant in variants):
+            return
         with open_session(problem, self.device, self.settings, host_us(self.device, self.settings)) as session:
             ranking = session.rank(variants)
         ranked = ranking.times
@@ -266,11 +267,6 @@ class StoredDecisions:
 
     def _rows(self, problem: Problem) -> Mapping[str, Row]:
         return self.store.rows(_key(problem), fingerprint_text(self.device, self.settings.timing))
-
-    def _is_measured(self, fused: Problem, variants: Iterable[GraphVariant]) -> bool:
-        """Return True if the store has a time or a failure for each variant."""
-        rows = self._rows(fused)
-        return all(variant.content_hash in rows for variant in variants)
 
     def _disturbance(self, problem: Problem, variants: Sequence[GraphVariant]) -> str:
         """Return the disturbance of the variants' measurement by other work on the machine; empty if none was seen."""

@@ -53,10 +53,7 @@ def words_of(c: Any) -> dict[str, Any]:
 
 
 def parts(c: Any, q: Any, s: Any, z: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the parts of ``mixed_mm`` of a layer's packed weight: numbers [N, K/2] or [N, K], scales and zeros [K/g, N].
-
-    The words lie along K, as in GPTQ and compressed-tensors checkpoints.
-    """
+    """Return ``mixed_mm``'s parts: numbers [N, K/2] or [N, K], words along K as in GPTQ checkpoints, scales, zeros [K/g, N]."""
     bits = TYPES[str(c.weight_type)][0]
     # Lay all parts out as a GPTQ checkpoint has them.
     words = _along(q, "packed_dim", 0)
