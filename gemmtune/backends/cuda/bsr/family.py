@@ -13,9 +13,10 @@ from ....problem import Problem
 from ....toolchain.orientation import orient
 from ....toolchain.record import A, Address, B, Record
 from .. import kernel
-from ..boxes import LINE, by_k, staged_map
-from ..family import INT32_LIMIT, Family
-from ..hopper import MMA, TMA_BYTES, clusters_at_a_time
+from ..boxes import LINE, by_k, staged_map, why_not_box
+from ..family import Family
+from ..groups import why_not_placed
+from ..hopper import MMA, clusters_at_a_time
 from ..kernel import KernelSource
 from .configs import FRAGMENT, GIVEN_REGISTERS, SHAPES, Config, groups_of, tiles_of, units_of, why_not_config
 from .packing import block_of, claims_of_blocks, format_of, fragments_at, packed, why_not_weight, words_of
@@ -74,6 +75,7 @@ class Bsr(Family[Config]):
     """Family of ``bsr.cu.jinja``. ``configs.py`` has the legality."""
 
     name = "bsr"
+    package = __package__
     likely = 1.5
     instruction = MMA
     legal_between = True
@@ -82,14 +84,7 @@ class Bsr(Family[Config]):
     estimate_us = staticmethod(estimate_us)
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
-        if (reason := why_not_weight(problem, device)) is not None:
-            return reason
-        if max(problem.m, problem.n, problem.k) >= INT32_LIMIT // 2:
-            return "a tile past the last row or column would not fit 32 bits"
-        if by_k(problem.a) is None:
-            where = f"x has strides {problem.a.stride} and offset {problem.a.offset}"
-            return f"{where}: TMA copies rows or columns that are aligned to {TMA_BYTES} bytes"
-        return None
+        return why_not_weight(problem, device) or why_not_placed(problem) or why_not_box("x", problem.a)
 
     def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - device-independent
         if problem.blocks.density <= DENSEST or search == "exhaustive":
@@ -115,9 +110,7 @@ class Bsr(Family[Config]):
         return packed(b)
 
     def source(self, problem: Problem, config: Config) -> KernelSource:
-        return KernelSource(
-            kernel=self.kernel,
-            unit=(__package__, "bsr.cu.jinja"),
+        return self.made(
             files=(*kernel.STAGED_PRODUCTS, *kernel.STORE, *kernel.files_of(__package__, "device", "steps", "results")),
             values=kernel.common_values(problem, Work, {"packed": "unsigned char const*"})
             | kernel.values_of(config.shape, "gives_registers", "left_registers")
@@ -132,8 +125,7 @@ class Bsr(Family[Config]):
 
     def record(self, problem: Problem, config: Config) -> Record:
         shape, oriented, block = config.shape, orient(problem, swap_ab=True), block_of(problem)
-        work = Work()
-        kernel.fill_common(work, oriented.out, oriented.added)
+        work = kernel.work_of(Work, oriented.out, oriented.added)
         work.rows, work.cols, work.steps = problem.n, problem.m, -(-problem.k // LINE)
         work.units, work.words = units_of(problem.n), words_of(problem.k, block)
         work.fragments_at = fragments_at(problem.n, problem.k, block)
@@ -141,15 +133,14 @@ class Bsr(Family[Config]):
         stored = (problem.out, TRANSPOSED_ELEMENTS) if stores_transposed(problem) else (oriented.out, 2)
         work.paired, aligned = kernel.aligned_out(Work.paired, *stored)
         return self.launch(
+            problem,
             config,
             work,
             (staged_map(problem.a, A, shape.block_n, LINE, shape.cluster),),
             grid=(shape.cluster * min(config.blocks // shape.cluster, work.tiles), 1, 1),
             cluster=shape.cluster,
-            addresses=(*kernel.addresses_of(len(oriented.added)), Address(offset=Work.packed.offset, operand=B)),
-            scalars=kernel.scalars_of(problem),
+            addresses=(Address(offset=Work.packed.offset, operand=B),),
             aligned=aligned,
-            alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )
 
 

@@ -79,15 +79,11 @@ FITTED = (
 Doubling the columns of b in a tile halves how often rows are read.
 """
 SHAPES: tuple[Shape, ...] = (
-    Shape(block_n=256, stages=4),
-    Shape(block_n=256, stages=4, cluster_m=2),
-    Shape(block_n=256, stages=4, cluster_n=2),
-    Shape(block_n=192, stages=5),
-    Shape(block_n=192, stages=5, cluster_m=2),
-    Shape(block_n=192, stages=5, cluster_n=2),
-    Shape(block_n=128, stages=6),
-    Shape(block_n=128, stages=6, cluster_m=2),
-    Shape(block_n=128, stages=6, cluster_n=2),
+    *(
+        Shape(block_n=block_n, stages=stages, cluster_m=cluster_m, cluster_n=cluster_n)
+        for block_n, stages in ((256, 4), (192, 5), (128, 6))
+        for cluster_m, cluster_n in ((1, 1), (2, 1), (1, 2))
+    ),
     Shape(block_n=64, stages=8),
     Shape(block_n=32, stages=10),
     Shape(block_n=16, stages=11),

@@ -106,6 +106,7 @@ class Grouped(Family[Config]):
     """Family of ``grouped.cu.jinja``. ``configs.py`` has the legality."""
 
     name = "grouped"
+    package = __package__
     likely = 1.5
     instruction = WGMMA
     why_not_config = staticmethod(why_not_config)
@@ -142,9 +143,7 @@ class Grouped(Family[Config]):
 
     def source(self, problem: Problem, config: Config) -> KernelSource:
         p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
-        return KernelSource(
-            kernel=self.kernel,
-            unit=(__package__, "grouped.cu.jinja"),
+        return self.made(
             files=(*kernel.STAGED_PRODUCTS, kernel.TILES, *kernel.files_of(__package__, "device", "steps", "results")),
             values=kernel.common_values(problem, Work)
             | kernel.values_of(config.shape, "gives_registers", "products_n")
@@ -165,8 +164,7 @@ class Grouped(Family[Config]):
         shape, (p, q, _) = config.shape, operands_of(problem, swap_ab=config.swap_ab)
         assert problem.offs is not None
         extra = operands_of(problem, swap_ab=False)[2].added
-        work = Work()
-        kernel.fill_common(work, problem.out, (problem.offs, *extra))
+        work = kernel.work_of(Work, problem.out, (problem.offs, *extra))
         work.rows, work.cols, work.terms, work.groups = problem.m, problem.n, problem.k, problem.groups
         work.tiles_n, work.strip, work.steps = clusters_along_n(problem, config), config.strip, -(-problem.k // BLOCK_K)
         work.b_batched = not problem.divides_terms and bool(strides_of(problem.b).batch)
@@ -176,12 +174,11 @@ class Grouped(Family[Config]):
         if shape.fitted:
             maps = staged_map(p, B, shape.block_m, BLOCK_K), staged_map(q, A, shape.fitted, BLOCK_K)
         return self.launch(
+            problem,
             config,
             work,
             maps,
             grid=(shape.cluster * clusters, 1, 1),
             cluster=shape.cluster,
-            addresses=kernel.addresses_of(1 + len(extra)),
             aligned=aligned,
-            alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )

@@ -85,6 +85,7 @@ class Parts(Family[Config]):
     """Family of ``parts.cu.jinja``. ``rank.py`` has the ranking, ``configs.py`` the legality."""
 
     name = "parts"
+    package = __package__
     likely = 1.6
     instruction = INSTRUCTION
     why_not_config = staticmethod(why_not_config)
@@ -133,10 +134,7 @@ class Parts(Family[Config]):
         p = operands_of(problem, swap_ab=config.swap_ab)[0]
         values = kernel.common_values(problem, Work, {"planes": "unsigned char const*"})
         split = [struct_text(Source, {"data": "float const*"}), struct_text(Split, {"planes": "uint4*", "copy": "float*"})]
-        return KernelSource(
-            kernel=self.kernel,
-            helpers=(f"{self.kernel}_split",),
-            unit=(__package__, "parts.cu.jinja"),
+        return self.made(
             files=(kernel.PRODUCTS, *kernel.files_of(__package__, "device", "numbers", "split", "sums"), *kernel.TILE_SUMS),
             values=values
             | kernel.values_of(config.shape, "gathered_steps", "gives_registers", "kept_bytes")
@@ -148,6 +146,7 @@ class Parts(Family[Config]):
                 "left_registers": LEFT_REGISTERS,
                 "p_by_k": by_k(p) is not False,
             },
+            helpers=(f"{self.kernel}_split",),
         )
 
     def record(self, problem: Problem, config: Config) -> Record:
@@ -155,22 +154,21 @@ class Parts(Family[Config]):
         memory, (tiles_m, tiles_n), tiles = Memory.of(problem, config), grid_of(problem, config), tiles_of(problem, config)
         first, second = (B, A) if config.swap_ab else (A, B)
         packed = is_packed(problem, config)
-        work = Work()
-        kernel.fill_common(work, oriented.out, oriented.added)
+        work = kernel.work_of(Work, oriented.out, oriented.added)
         work.rows, work.cols, work.tiles_m, work.tiles_n, work.tiles = p.size[-2], q.size[-2], tiles_m, tiles_n, tiles
         work.steps, work.plane_lines = steps_of(problem), lines_of(q)
         work.p_batched, work.q_batched = bool(strides_of(p).batch), bool(strides_of(q).batch)
         work.paired, aligned = kernel.aligned_out(Work.paired, oriented.out, 2)
         planes_at = Address(offset=Work.planes.offset, operand=second if packed else WORKSPACE, more_bytes=memory.planes_at)
         return self.launch(
+            problem,
             config,
             work,
             [_map(problem, p, first, shape.block_m, memory)],
             grid=(shape.cluster_k * (min(tiles, config.blocks) if config.blocks else tiles), 1, 1),
             cluster=shape.cluster_k,
             pdl=config.pdl or not packed,
-            addresses=(*kernel.addresses_of(len(oriented.added)), planes_at),
-            scalars=kernel.scalars_of(problem),
+            addresses=(planes_at,),
             aligned=aligned,
             scratch_bytes=memory.size_bytes,
             alignment=((second, TMA_BYTES),) * packed + ((first, TMA_BYTES),) * (not memory.copies),
