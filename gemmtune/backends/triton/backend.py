@@ -26,7 +26,7 @@ from .parts import parts_choices
 from .persistent import PersistentChoice, PersistentRunsChoice, persistent_choices
 from .rank import select
 from .runs import RunsChoice, RunsConfig
-from .splits.offers import decomposed_choices
+from .splits.decompose import decomposed_choices
 from .sums import kernel_for, predicate_for
 from .swap import SwappedChoice, swapped_choices, transposed
 from .vec import VectorChoice, WordsVectorChoice, vector_choices, words_vector_choices
