@@ -133,10 +133,7 @@ def heat_map(got: torch.Tensor, expected: torch.Tensor, tolerance: torch.Tensor,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A case with its outcome, or with None and the ``reason`` if it was not run.
-
-    ``known`` is the reason with which the case is listed as a known failure, or None.
-    """
+    """A case with its outcome, or None and the ``reason``. ``known`` is the reason why the case is known to fail, or None."""
 
     case: Case
     outcome: Outcome | None

@@ -92,10 +92,7 @@ def all_pairs(scope: Scope) -> tuple[Pair, ...]:
 
 
 def covering(*lengths: int, start: int = 0) -> Iterator[tuple[int, ...]]:
-    """Yield every combination of indices below ``lengths`` once, ordered so that all values of each index come early.
-
-    The first max(lengths) combinations contain every value of each index.
-    """
+    """Yield each combination of indices below ``lengths`` once. The first max(lengths) contain every value of each index."""
     total = math.prod(lengths)
     order = sorted(range(len(lengths)), key=lambda axis: -lengths[axis])
     for number in range(start, start + total):

@@ -73,10 +73,7 @@ class Seen(Protocol):
 
 
 class View(Seen):
-    """Some rows and columns of some batches of the evidence, in float64 on the CPU. A hundred bugs are tried on it.
-
-    It contains wrong lines, right lines, the first line and the last lines.
-    """
+    """Rows and columns of the evidence in float64 on the CPU: wrong, right, first and last ones. A hundred bugs are tried."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence

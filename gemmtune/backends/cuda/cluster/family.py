@@ -42,10 +42,7 @@ class Work(kernel.Work):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """Workspace of clusters that share tiles. Every launch leaves it zero.
-
-    First come the arrival counters of slices, then the marks of warps that left their work, then the partial sums.
-    """
+    """Workspace of clusters that share tiles, zero between launches: counters of slices, marks of warps that left, partial sums."""
 
     slices: int
     slice_quads: int

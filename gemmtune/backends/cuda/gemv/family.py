@@ -98,10 +98,7 @@ SHAPES: tuple[Shape, ...] = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Shape plus launch parameters.
-
-    ``pdl``: the launch may begin before the previous one ends, and prefetches its first ``prefetch_stages`` into L2.
-    """
+    """Shape plus launch parameters. ``pdl``: the launch may begin early, and prefetches its first ``prefetch_stages`` into L2."""
 
     shape: Shape
     pdl: bool = False
@@ -209,10 +206,7 @@ class Gemv(columns.ColumnsFamily[Config]):
         return config.label(stored(problem))
 
     def claims(self, problem: Problem, config: Config) -> Claims:
-        """Return the claims. Weights are rounded to a's dtype if zero points are subtracted; scales multiply sums.
-
-        The halves of lines are summed separately.
-        """
+        """Return the claims: half lines are summed apart, and weights with zero points are rounded to a's dtype."""
         return float32_sums(splits=2 * config.shape.warps, weights=problem.dtype if stored(problem).zero else None)
 
     def reduction(self, problem: Problem, config: Config) -> Reduction | None:

@@ -104,10 +104,7 @@ SHAPES: tuple[Shape, ...] = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Shape plus launch parameters.
-
-    ``pdl``: the launch may begin before the previous one ends, and prefetches its first ``prefetch_stages`` into L2.
-    """
+    """Shape plus launch parameters. ``pdl``: the launch may begin early, and prefetches its first ``prefetch_stages`` into L2."""
 
     shape: Shape
     pdl: bool = False

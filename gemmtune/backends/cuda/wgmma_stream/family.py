@@ -81,11 +81,7 @@ Three warp groups with 192 columns leave fewer blocks idle for some sizes. Bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(MixedConfig):
-    """Shape plus launch parameters.
-
-    At most ``blocks`` persistent blocks walk over the tiles. They divide tiles that do not fill all blocks along K. With ``whole``
-    no tile is divided.
-    """
+    """Shape plus at most ``blocks`` persistent blocks, which divide tiles that do not fill them along K except with ``whole``."""
 
     shape: Shape
     blocks: int = 132

@@ -58,10 +58,7 @@ def block_offers(problem: Problem, device: DeviceInfo, search: str) -> Offers:
 
 @functools.lru_cache(maxsize=256)
 def ranked(problem: Problem, device: DeviceInfo) -> tuple[BlocksConfig, ...]:
-    """Return the legal configs for a GPU ordered by ``cost``.
-
-    The best few of each output tile come first, with some that reorder rows among them.
-    """
+    """Return legal configs by ``cost``, first the best few of each output tile, some of which reorder rows."""
     legal = [config for config in _pool(problem, device) if why_not_config(problem, device, config) is None]
     legal.sort(key=lambda config: cost(problem, device, config))
     order = sorted((config for config in legal if config.rows == "neighbours"), key=repeats(_kind, MOST_ALIKE))
@@ -76,10 +73,7 @@ def _kind(config: BlocksConfig) -> tuple[object, ...]:
 
 
 def cost(problem: Problem, device: DeviceInfo, config: BlocksConfig) -> float:
-    """Return a figure that grows with the time.
-
-    It is the traffic of the blocks read, with the zeros that panels add, divided by the busy share of the device.
-    """
+    """Return a figure that grows with the time: bytes of read blocks and panels' zeros, per busy share of the device."""
     sparsity = problem.blocks
     absent = (1 - max(sparsity.density, 0.005)) ** max(config.block_k / sparsity.block_k, 1.0)
     whole = config.whole
