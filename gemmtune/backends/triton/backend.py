@@ -13,7 +13,7 @@ from ...problem import Problem
 from ...problem.rules import why_not_dense
 from ...settings import Settings
 from .arch import can_overlap
-from .blocks.offers import block_offers
+from .blocks.choice import block_offers
 from .build import KernelChoice, TritonChoice
 from .configs import GROUP_M, Config, Resources, pool, splits_for, tiles_of
 from .grouped.offers import grouped_offers

@@ -190,6 +190,19 @@ def pitch_bytes(layout: Layout) -> int:
     return stride * layout.dtype.itemsize
 
 
+def map_of_lines(operand: int, layout: Layout, lines: int) -> TensorMap:
+    """Return the map of a 16-bit operand [lines, K] in boxes of swizzled lines."""
+    return TensorMap(
+        operand=operand,
+        dtype=layout.dtype,
+        sizes=layout.size[::-1],
+        pitches=(pitch_bytes(layout),),
+        box=(LINE_BYTES // 2, lines),
+        swizzle=Swizzle.BYTES_128,
+        promotion_bytes=PROMOTION_BYTES,
+    )
+
+
 def _why_not_operands(problem: Problem) -> str | None:
     """Return the reason why an operand cannot be copied directly, or None."""
     weights = weights_of(problem)

@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 from ....choice import Claims
 from ....device import DeviceInfo
 from ....numerics.reduction import Reduction, reduction_of
-from ....problem import Layout, Problem
+from ....problem import Problem
 from ....problem.rules import why_not
 from ....toolchain.orientation import orient
-from ....toolchain.record import A, B, Record, Swizzle, TensorMap
+from ....toolchain.record import A, B, Record
 from .. import columns, kernel, skinny
 from ..boxes import LINE, by_k
 from ..family import beginnings, float32_sums, why_not_epilogue, why_not_here
 from ..hopper import BARRIER_BYTES, HALF_SMEM_BYTES, LINE_BYTES, MMA, MOST_GRID, TMA_BYTES, registers_per_thread
 from ..kernel import KernelSource, common_values, files_of, values_of, work_of
-from ..mixed.family import PROMOTION_BYTES, PTX, pitch_bytes
+from ..mixed.family import PTX, map_of_lines
 
 TILE_M, TILE_N = 8, 16
 """Rows of a and columns of b in one product of a warp."""
@@ -208,18 +208,5 @@ class Narrow(columns.ColumnsFamily[Config]):
         shape, work = config.shape, work_of(Work, problem.out, orient(problem, swap_ab=False).added)
         work.rows, work.cols, work.prefetch_stages = problem.m, problem.n, config.prefetch_stages
         work.steps = -(-problem.k // shape.block_k)
-        maps = _map_of(A, problem.a, shape.block_m), _map_of(B, columns.columns_of(problem), shape.block_n)
+        maps = map_of_lines(A, problem.a, shape.block_m), map_of_lines(B, columns.columns_of(problem), shape.block_n)
         return self.launch(problem, config, work, maps, grid=(*grid_of(problem, config), 1))
-
-
-def _map_of(operand: int, layout: Layout, lines: int) -> TensorMap:
-    """Return the map of an operand [lines, K] in boxes of swizzled lines."""
-    return TensorMap(
-        operand=operand,
-        dtype=layout.dtype,
-        sizes=layout.size[::-1],
-        pitches=(pitch_bytes(layout),),
-        box=(LINE, lines),
-        swizzle=Swizzle.BYTES_128,
-        promotion_bytes=PROMOTION_BYTES,
-    )

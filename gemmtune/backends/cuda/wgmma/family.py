@@ -15,13 +15,13 @@ from ....choice import Claims
 from ....device import DeviceInfo
 from ....numerics.reduction import Reduction, reduction_of
 from ....problem import Problem
-from ....toolchain.record import A, Aligned, Swizzle, TensorMap
+from ....toolchain.record import A, Aligned, TensorMap
 from .. import groups
 from ..family import float32_sums
-from ..hopper import LINE_BYTES, MOST_BOX, SYSTEM_BYTES, WGMMA, clusters_at_a_time
+from ..hopper import MOST_BOX, SYSTEM_BYTES, WGMMA, clusters_at_a_time
 from ..kernel import PRODUCTS, TILES, KernelSource, aligned_out
 from ..mixed import family
-from ..mixed.family import PROMOTION_BYTES, MixedFamily, pitch_bytes, steps_of, tiles_of
+from ..mixed.family import MixedFamily, map_of_lines, steps_of, tiles_of
 from ..mixed.weights import Weights, weights_of
 from .configs import CHUNK_BYTES, CLUSTER_SIZES, SHAPES, SHAPES_FOR_GROUPS, Config, Shape
 
@@ -158,7 +158,7 @@ class Wgmma(MixedFamily[Config]):
         return aligned
 
     def map_of_a(self, problem: Problem, config: Config) -> TensorMap:
-        return map_of_rows(problem, config.shape.block_m // config.shape.cluster_n)
+        return map_of_lines(A, problem.a, config.shape.block_m // config.shape.cluster_n)
 
     def grid(self, problem: Problem, config: Config) -> tuple[int, int, int]:
         """Return one cluster per tile. With groups, each cluster finds its tile, and the grid covers the maximum tile count."""
@@ -193,16 +193,3 @@ def reduction_in(problem: Problem, shape: Shape, blocks: str) -> Reduction:
     weights = weights_of(problem)
     order = f"{blocks}, {shape.block_k(weights)} a stage in batches of {shape.k16_batch_of(weights)}"
     return reduction_of(problem, "cuda", order=order, own="cuda wgmma")
-
-
-def map_of_rows(problem: Problem, rows: int) -> TensorMap:
-    """Return the map that copies ``rows`` rows of a as lines of a stage."""
-    return TensorMap(
-        operand=A,
-        dtype=problem.dtype,
-        sizes=(problem.k, problem.m),
-        pitches=(pitch_bytes(problem.a),),
-        box=(LINE_BYTES // 2, rows),
-        swizzle=Swizzle.BYTES_128,
-        promotion_bytes=PROMOTION_BYTES,
-    )

@@ -17,7 +17,7 @@ from ....choice import Claims
 from ....device import DeviceInfo
 from ....numerics.reduction import Reduction
 from ....problem import Problem
-from ....toolchain.record import MAP_BYTES, WORKSPACE, Address, Aligned, Record, TensorMap
+from ....toolchain.record import MAP_BYTES, WORKSPACE, A, Address, Aligned, Record, TensorMap
 from ...cpp.printer import STORAGE_TYPES
 from .. import wgmma
 from ..family import INT32_LIMIT, beginnings
@@ -25,11 +25,11 @@ from ..groups import strip_of_rows
 from ..hopper import WGMMA
 from ..kernel import PRODUCTS, KernelSource, aligned_out, files_of, structs_of
 from ..mixed import family as mixed
-from ..mixed.family import PARTS, MixedFamily, steps_of, tiles_of
+from ..mixed.family import PARTS, MixedFamily, map_of_lines, steps_of, tiles_of
 from ..mixed.weights import MixedConfig, Weights, weights_of
 from ..wgmma.configs import BARRIERS_BYTES, CHUNK_BYTES
 from ..wgmma.configs import Shape as WholeShape
-from ..wgmma.family import ROW_NS, WIDEN_NS, claims_of, map_of_rows, reduction_in, why_not_shape
+from ..wgmma.family import ROW_NS, WIDEN_NS, claims_of, reduction_in, why_not_shape
 
 ROUND_ROWS = 16
 """Rows of a 16-bit result that are reordered at a time. Float32 sums are twice as large, and half as many."""
@@ -242,7 +242,7 @@ class WgmmaStream(MixedFamily[Config]):
         return aligned
 
     def map_of_a(self, problem: Problem, config: Config) -> TensorMap:
-        return map_of_rows(problem, config.shape.block_m)
+        return map_of_lines(A, problem.a, config.shape.block_m)
 
     def grid(self, problem: Problem, config: Config) -> tuple[int, int, int]:
         return division_of(problem, config).blocks, 1, 1
