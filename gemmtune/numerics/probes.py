@@ -41,8 +41,7 @@ from .reference import as_batches
 from .width import LEAST_K, width_rows
 
 LEAST_LINES = 4
-"""Fewest rows of a or columns of b for which one of them gets a special number. With fewer, only a probe for few lines has
-special numbers."""
+"""Fewest rows of a or columns of b for a special number in one of them. With fewer, only ``few_lines`` has special numbers."""
 
 
 class Probes:

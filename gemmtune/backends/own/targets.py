@@ -26,10 +26,7 @@ ASSUMED = {"deterministic": True, "streams": True, "capturable": True}
 """Declarations that a GEMM needs to be offered. Where it does not mention one, its calls are observed (``selector.observed``)."""
 MOST_FILES = 256
 MOST_BYTES = 64 * 2**20
-"""Largest size of a package that is hashed file by file.
-
-A larger one is identified by its version and the files that define the GEMM.
-"""
+"""Largest size of a package hashed file by file. Larger: its version and the files that define the GEMM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

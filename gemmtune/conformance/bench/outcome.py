@@ -59,10 +59,7 @@ def error_text(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeatMap:
-    """Largest |got − expected| ÷ tolerance in each cell of a grid over one matrix of the result.
-
-    The matrix has ``rows`` rows and ``cols`` columns. Above 1 is wrong. NaN and unwritten elements count as infinity.
-    """
+    """Largest |got − expected| ÷ tolerance per cell of a matrix of the result. Infinite: NaN and unwritten elements."""
 
     batch: int
     rows: int

@@ -28,11 +28,7 @@ MOST_MACS = 2**22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Wrong result of one call.
-
-    ``got``, ``expected`` and ``tolerance`` are float64 (B, M, N). ``bad`` and ``unwritten`` are masks of that shape. ``earlier``
-    has results of earlier calls.
-    """
+    """Wrong result of one call: float64 (B, M, N), masks of its ``bad`` and ``unwritten`` elements, and ``earlier`` results."""
 
     problem: Problem
     operands: Operands

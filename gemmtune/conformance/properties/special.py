@@ -85,10 +85,7 @@ def check_infinity(bench: Bench) -> None:
 
 
 def check_zeros(bench: Bench) -> None:
-    """Check zeros in one operand against NaN or infinities in the other: a third of its lines, a block, a range of K, all of it.
-
-    The variant names the operand with the zeros, their place, and the other number.
-    """
+    """Check zeros in one operand (the variant names it and their place) against NaN or infinities in the other."""
     which, where, value = (bench.case.variant or "a.lines.nan").split(".")
     operands = bench.probes.integers()
     a, b = as_batches(operands.a), as_batches(operands.b).mT

@@ -36,10 +36,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropertySummary:
-    """Results of one property: its standing and how many of its cases were executed, refused by the GEMM, or not run.
-
-    ``failed`` counts the cases that violate the property, including cases of other properties.
-    """
+    """Results of one property. ``failed`` counts the cases that violate it, including cases of other properties."""
 
     name: str
     meaning: str

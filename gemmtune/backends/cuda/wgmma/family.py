@@ -26,10 +26,7 @@ from ..mixed.weights import Weights, weights_of
 from .configs import CHUNK_BYTES, CLUSTER_SIZES, SHAPES, SHAPES_FOR_GROUPS, Config, Shape
 
 LAUNCH_US = {1: 1.0, 2: 0.5}
-"""Launch overhead by the blocks per multiprocessor.
-
-With two, a block of the next launch begins before the last one of this ends.
-"""
+"""Launch overhead by the blocks per multiprocessor. The second begins before the last one of the previous launch ends."""
 WIDEN_NS, ROW_NS = {8: 23.4, 4: 18.0}, 0.26
 """Time of a product of 64 columns and 16 along K: a constant by the bits of a weight, and a part per row."""
 ALONE = 1.4

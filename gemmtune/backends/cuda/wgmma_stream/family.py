@@ -73,10 +73,7 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
     8: (_shape(192, 2, 64, 5), _shape(256, 2, 64, 4)),
     4: (_shape(128, 3, 64, 4), _shape(192, 2, 64, 3), _shape(256, 2, 64, 3)),
 }
-"""Shapes by the bits of a weight.
-
-Three warp groups with 192 columns leave fewer blocks idle for some sizes. Bytes are widened too slowly for them.
-"""
+"""Shapes by the bits of a weight. Three warp groups leave fewer blocks idle, but widen bytes too slowly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,10 +171,7 @@ MOST_ORDERED = 2
 ORDERED_EVERY = 4
 """Interval of configs that reorder rows in the order of trials, if reordering changes anything."""
 EXCESS = 0.75
-"""Share of a panel's excess columns, those not in all its rows, that remains if similar rows are grouped.
-
-The value holds for random blocks; most patterns have less.
-"""
+"""Share of a panel's excess columns (not in all its rows) left if similar rows are grouped, for random blocks. Most have less."""
 INTERPRETED = (
     BlocksConfig(block_m=16, block_n=16, block_k=16, stages=1, warps=1),
     BlocksConfig(block_m=32, block_n=32, block_k=32, stages=1, warps=1, swap=True),
