@@ -31,30 +31,6 @@ STEP_NS, LATENCY_NS = 4.0, 500.0
 """Scheduler time of a step without blocks in one warp, and the latency of loading a fragment."""
 
 
-def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
-    """Return the model's time of a launch, in microseconds: the bottleneck of one tile, times the waves of tiles."""
-    shape, sparsity = config.shape, problem.blocks
-    density, block = max(sparsity.density, 0.005), sparsity.block_k
-    x_bytes = 2.0 * problem.k * shape.block_n
-    weight_bytes = 2.0 * density * problem.k * shape.rows
-    fragments = weight_bytes / (2 * FRAGMENT**2)
-    tile_ns = max(
-        (x_bytes / shape.cluster + weight_bytes) / SM_GBPS,
-        (x_bytes + fragments * 2 * FRAGMENT * shape.block_n * FRAGMENT / block) / SHARED_GBPS,
-        weight_bytes * shape.block_n / FLOPS_PER_NS,
-        fragments / shape.warps / shape.queue * LATENCY_NS,
-        problem.k / LINE * shape.warps * STEP_NS,
-    )
-    rounds = -(-tiles_of(problem, shape) // clusters_at_a_time(device.sm_count, shape.cluster))
-    moved = 2 * (density * problem.n + problem.m) * problem.k + problem.out.dtype.itemsize * problem.m * problem.n
-    return LAUNCH_US + max(rounds * (TILE_US + tile_ns / 1e3), moved / DRAM_GBPS / 1e3)
-
-
-def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
-    found = [Config(shape=shape, blocks=max(device.sm_count, shape.cluster), pdl=True) for shape in SHAPES]
-    return sorted(found, key=lambda config: (estimate_us(problem, device, config), str(config)))
-
-
 DENSEST = 0.4
 """Highest density tried by default. Above it, panels of warp-group products or the dense product should be as fast."""
 TRANSPOSED_ELEMENTS = 4
@@ -80,11 +56,31 @@ class Bsr(Family[Config]):
     instruction = MMA
     legal_between = True
     why_not_config = staticmethod(why_not_config)
-    candidates = staticmethod(candidates)
-    estimate_us = staticmethod(estimate_us)
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
         return why_not_weight(problem, device) or why_not_placed(problem) or why_not_box("x", problem.a)
+
+    def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
+        found = [Config(shape=shape, blocks=max(device.sm_count, shape.cluster), pdl=True) for shape in SHAPES]
+        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), str(config)))
+
+    def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
+        """Return the model's time of a launch, in microseconds: the bottleneck of one tile, times the waves of tiles."""
+        shape, sparsity = config.shape, problem.blocks
+        density, block = max(sparsity.density, 0.005), sparsity.block_k
+        x_bytes = 2.0 * problem.k * shape.block_n
+        weight_bytes = 2.0 * density * problem.k * shape.rows
+        fragments = weight_bytes / (2 * FRAGMENT**2)
+        tile_ns = max(
+            (x_bytes / shape.cluster + weight_bytes) / SM_GBPS,
+            (x_bytes + fragments * 2 * FRAGMENT * shape.block_n * FRAGMENT / block) / SHARED_GBPS,
+            weight_bytes * shape.block_n / FLOPS_PER_NS,
+            fragments / shape.warps / shape.queue * LATENCY_NS,
+            problem.k / LINE * shape.warps * STEP_NS,
+        )
+        rounds = -(-tiles_of(problem, shape) // clusters_at_a_time(device.sm_count, shape.cluster))
+        moved = 2 * (density * problem.n + problem.m) * problem.k + problem.out.dtype.itemsize * problem.m * problem.n
+        return LAUNCH_US + max(rounds * (TILE_US + tile_ns / 1e3), moved / DRAM_GBPS / 1e3)
 
     def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - device-independent
         if problem.blocks.density <= DENSEST or search == "exhaustive":

@@ -102,15 +102,6 @@ class Config:
         return f"{self.shape}{'_pdl' * self.pdl}"
 
 
-def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    shape = config.shape
-    if problem.m > shape.block_n:
-        return f"x has {problem.m} tokens, the kernel takes at most {shape.block_n}"
-    if not loads_along_k(problem) and shape.block_n < FRAGMENT:
-        return f"tokens are contiguous in x, which takes a kernel of at least {FRAGMENT} tokens, this one has {shape.block_n}"
-    return device.why_no_smem(shape.shared_bytes)
-
-
 def loads_along_k(problem: Problem) -> bool | None:
     """Return True if a lane loads its elements of a token and block at once, False for pairs of tokens, None for neither."""
     (row, col), (tokens, _), offset = problem.a.stride, problem.a.size, problem.a.offset
@@ -118,31 +109,6 @@ def loads_along_k(problem: Problem) -> bool | None:
     if col == 1 and (tokens == 1 or row % together == 0) and offset % together == 0:
         return True
     return False if row == 1 and tokens % 2 == 0 and col % 2 == 0 and offset % 2 == 0 else None
-
-
-def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
-    """Return the model's time of a launch: bytes over bandwidth, or the longest row, whose loads wait for earlier ones."""
-    shape, sparsity, panels = config.shape, problem.blocks, panels_of(problem.n)
-    most = problem.k / FRAGMENT  # fragments of a panel that has all blocks
-    mean = sparsity.density * most
-    longest = min(SKEW * mean, most) if sparsity.imbalance == "skewed" else mean
-    resident = min(shape.blocks_per_sm, -(-panels // device.sm_count))
-    held = min(shape.warps * shape.stages * shape.stage_fragments, max(mean, 1.0)) * FRAGMENT_BYTES
-    on_their_way = min(panels, device.sm_count * resident) * held
-    rate = DRAM_GBPS * on_their_way / (on_their_way + HALF_RATE_BYTES)
-    # Blocks that start as others end even out the load, except for the last ones.
-    each = -(-panels // device.sm_count)
-    uneven = each * device.sm_count / panels if each <= shape.blocks_per_sm else 1 + 0.25 * resident * device.sm_count / panels
-    rounds = -(-longest // (shape.warps * shape.stages * shape.stage_fragments))
-    moved = mean * panels * FRAGMENT_BYTES + 2.0 * problem.k * problem.m + problem.out.dtype.itemsize * problem.m * problem.n
-    return LAUNCH_US + LATENCY_US + SUM_US * shape.warps + max(moved / rate / 1e3 * uneven, rounds * LATENCY_US)
-
-
-def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
-    """Return the shapes with the fewest sufficient tokens, with PDL, best first."""
-    legal = [shape.block_n for shape in SHAPES if why_not_config(problem, device, Config(shape=shape)) is None]
-    found = [Config(shape=shape, pdl=True) for shape in SHAPES if shape.block_n == min(legal, default=TOKENS[-1])]
-    return sorted(found, key=lambda config: (estimate_us(problem, device, config), str(config)))
 
 
 LOAD_BYTES = 16
@@ -167,9 +133,6 @@ class BsrSkinny(Family[Config]):
     likely = 1.5
     instruction = MMA
     legal_between = True
-    why_not_config = staticmethod(why_not_config)
-    candidates = staticmethod(candidates)
-    estimate_us = staticmethod(estimate_us)
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
         if (reason := why_not_weight(problem, device)) is not None:
@@ -186,6 +149,37 @@ class BsrSkinny(Family[Config]):
         if not along_k and problem.a.stride[-1] * 2 * problem.k >= INT32_LIMIT:
             return f"x spans {problem.a.stride[-1] * 2 * problem.k} bytes, offsets in it would not fit 32 bits"
         return None
+
+    def why_not_config(self, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        shape = config.shape
+        if problem.m > shape.block_n:
+            return f"x has {problem.m} tokens, the kernel takes at most {shape.block_n}"
+        if not loads_along_k(problem) and shape.block_n < FRAGMENT:
+            return f"tokens are contiguous in x, which takes a kernel of at least {FRAGMENT} tokens, this one has {shape.block_n}"
+        return device.why_no_smem(shape.shared_bytes)
+
+    def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
+        """Return the shapes with the fewest sufficient tokens, with PDL, best first."""
+        legal = [shape.block_n for shape in SHAPES if self.why_not_config(problem, device, Config(shape=shape)) is None]
+        found = [Config(shape=shape, pdl=True) for shape in SHAPES if shape.block_n == min(legal, default=TOKENS[-1])]
+        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), str(config)))
+
+    def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
+        """Return the model's time of a launch: bytes over bandwidth, or the longest row, whose loads wait for earlier ones."""
+        shape, sparsity, panels = config.shape, problem.blocks, panels_of(problem.n)
+        most = problem.k / FRAGMENT  # fragments of a panel that has all blocks
+        mean = sparsity.density * most
+        longest = min(SKEW * mean, most) if sparsity.imbalance == "skewed" else mean
+        resident = min(shape.blocks_per_sm, -(-panels // device.sm_count))
+        held = min(shape.warps * shape.stages * shape.stage_fragments, max(mean, 1.0)) * FRAGMENT_BYTES
+        on_their_way = min(panels, device.sm_count * resident) * held
+        rate = DRAM_GBPS * on_their_way / (on_their_way + HALF_RATE_BYTES)
+        # Blocks that start as others end even out the load, except for the last ones.
+        each = -(-panels // device.sm_count)
+        uneven = each * device.sm_count / panels if each <= shape.blocks_per_sm else 1 + 0.25 * resident * device.sm_count / panels
+        rounds = -(-longest // (shape.warps * shape.stages * shape.stage_fragments))
+        moved = mean * panels * FRAGMENT_BYTES + 2.0 * problem.k * problem.m + problem.out.dtype.itemsize * problem.m * problem.n
+        return LAUNCH_US + LATENCY_US + SUM_US * shape.warps + max(moved / rate / 1e3 * uneven, rounds * LATENCY_US)
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - always
         yield dataclasses.replace(config, pdl=not config.pdl)

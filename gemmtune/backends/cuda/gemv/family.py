@@ -132,35 +132,6 @@ def tiles_of(problem: Problem, config: Config) -> int:
     return -(-problem.n // config.shape.block_n)
 
 
-def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:  # noqa: ARG001 - device-independent
-    tiles = tiles_of(problem, config)
-    if tiles > MOST_GRID:
-        return f"{tiles} blocks of columns, at most {MOST_GRID} fit a dimension of a grid"
-    needed, most = config.shape.registers(stored(problem)), registers_per_thread(config.shape.threads, 1)
-    return f"needs about {needed} registers for each thread, {most} are left" if needed > most else None
-
-
-def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
-    """Return the model's time of a launch: bytes over bandwidth, and the steps after a warp's first loads."""
-    shape, weights, tiles = config.shape, stored(problem), tiles_of(problem, config)
-    resident, lines = shape.blocks_per_sm(weights), -(-row_bytes(problem) // line_bytes(weights))
-    each = -(-tiles // device.sm_count)  # maximum blocks on one multiprocessor
-    steps = -(-lines // shape.warps)
-    held = min(shape.stages, steps) * TILE_N * shape.col_tiles * line_bytes(weights) * min(shape.warps, lines)
-    on_their_way = min(tiles, device.sm_count * min(each, resident)) * held
-    # Blocks that start as others end even out the load.
-    uneven = each * device.sm_count / tiles if each <= resident else 1 + 0.5 * resident * device.sm_count / tiles
-    rate = on_their_way / (on_their_way + HALF_RATE_BYTES) / uneven
-    rounds = max(each / resident, 1.0)
-    return LAUNCH_US + problem.bytes / DRAM_GBPS / rate / 1e3 + STEP_US * (max(steps - shape.stages, 0) + rounds - 1)
-
-
-def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
-    """Return every shape with PDL and prefetch, the likeliest first."""
-    found = [Config(shape=shape, pdl=True, prefetch_stages=shape.stages) for shape in SHAPES]
-    return sorted(found, key=lambda config: (estimate_us(problem, device, config), str(config)))
-
-
 OPERATIONS = ("mm", "addmm", "mixed_mm")
 LOAD_BYTES = columns.ALIGNED_BYTES
 """Bytes of one load. Rows of a and columns of b are aligned to it."""
@@ -186,9 +157,6 @@ class Gemv(columns.ColumnsFamily[Config]):
     legal_between = True
     likely = 1.3
     instruction = MMA
-    why_not_config = staticmethod(why_not_config)
-    candidates = staticmethod(candidates)
-    estimate_us = staticmethod(estimate_us)
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
         if (reason := why_not(problem, OPERATIONS) or why_not_here(problem, device)) is not None:
@@ -198,6 +166,32 @@ class Gemv(columns.ColumnsFamily[Config]):
         if problem.widens_b and problem.b.dtype not in (torch.int8, torch.uint8):
             return f"b is {dtype_name(problem.b.dtype)}, expected integers"
         return _why_not_operands(problem) or why_not_epilogue(problem)
+
+    def why_not_config(self, problem: Problem, device: DeviceInfo, config: Config) -> str | None:  # noqa: ARG002 - device-independent
+        tiles = tiles_of(problem, config)
+        if tiles > MOST_GRID:
+            return f"{tiles} blocks of columns, at most {MOST_GRID} fit a dimension of a grid"
+        needed, most = config.shape.registers(stored(problem)), registers_per_thread(config.shape.threads, 1)
+        return f"needs about {needed} registers for each thread, {most} are left" if needed > most else None
+
+    def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
+        """Return every shape with PDL and prefetch, the likeliest first."""
+        found = [Config(shape=shape, pdl=True, prefetch_stages=shape.stages) for shape in SHAPES]
+        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), str(config)))
+
+    def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
+        """Return the model's time of a launch: bytes over bandwidth, and the steps after a warp's first loads."""
+        shape, weights, tiles = config.shape, stored(problem), tiles_of(problem, config)
+        resident, lines = shape.blocks_per_sm(weights), -(-row_bytes(problem) // line_bytes(weights))
+        each = -(-tiles // device.sm_count)  # maximum blocks on one multiprocessor
+        steps = -(-lines // shape.warps)
+        held = min(shape.stages, steps) * TILE_N * shape.col_tiles * line_bytes(weights) * min(shape.warps, lines)
+        on_their_way = min(tiles, device.sm_count * min(each, resident)) * held
+        # Blocks that start as others end even out the load.
+        uneven = each * device.sm_count / tiles if each <= resident else 1 + 0.5 * resident * device.sm_count / tiles
+        rate = on_their_way / (on_their_way + HALF_RATE_BYTES) / uneven
+        rounds = max(each / resident, 1.0)
+        return LAUNCH_US + problem.bytes / DRAM_GBPS / rate / 1e3 + STEP_US * (max(steps - shape.stages, 0) + rounds - 1)
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - always
         yield from beginnings(config, config.shape.stages)

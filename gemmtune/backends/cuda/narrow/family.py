@@ -119,38 +119,6 @@ def grid_of(problem: Problem, config: Config) -> tuple[int, int]:
     return -(-problem.n // config.shape.block_n), -(-problem.m // config.shape.block_m)
 
 
-def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-    rows = grid_of(problem, config)[1]
-    if rows > MOST_GRID:
-        return f"{rows} tiles of rows, at most {MOST_GRID} fit a dimension of a grid"
-    return device.why_no_smem(config.shape.shared_bytes)
-
-
-def why_not_likely(problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG001 - device-independent
-    """Return the reason why a search does not try the kernel, or None. Batch invariance tries it for all sizes."""
-    if search == "exhaustive" or (problem.m >= LEAST_ROWS and problem.n <= MOST_COLS):
-        return None
-    return f"a result of {problem.m}x{problem.n}: tried from {LEAST_ROWS} rows on and with up to {MOST_COLS} columns"
-
-
-def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
-    """Return the model's time of a launch: the longest of its chain of products, its bytes, and those of one multiprocessor."""
-    shape, (cols, rows) = config.shape, grid_of(problem, config)
-    each = -(-cols * rows // device.sm_count)  # maximum blocks on one multiprocessor
-    resident = min(each, shape.blocks_per_sm)
-    chain_us = problem.k / 16 * max(CHAIN_NS, PRODUCT_NS * shape.row_tiles) / 1e3 * -(-each // resident)
-    arriving_us = each * problem.k / shape.block_k * shape.stage_bytes / ARRIVING_GBPS / 1e3
-    in_flight = min(cols * rows, device.sm_count * resident) * shape.stages * shape.block_k * shape.block_n * 2
-    read = problem.bytes + AGAIN * (rows - 1) * problem.n * problem.k * problem.dtype.itemsize
-    reading_us = read / DRAM_GBPS / 1e3 * (1 + HALF_RATE_BYTES / in_flight)
-    return LAUNCH_US + TILE_US * shape.block_m / TILE_M + max(chain_us, arriving_us, reading_us)
-
-
-def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
-    found = [Config(shape=shape, pdl=True) for shape in SHAPES]
-    return sorted(found, key=lambda config: (estimate_us(problem, device, config), str(config)))
-
-
 OPERATIONS = ("mm", "addmm")
 MOST_ROWS = 96
 """Maximum rows of a. With more, wider tiles read fewer bytes."""
@@ -172,10 +140,6 @@ class Narrow(columns.ColumnsFamily[Config]):
     legal_between = True
     likely = 1.3
     instruction = MMA
-    why_not_likely = staticmethod(why_not_likely)
-    why_not_config = staticmethod(why_not_config)
-    candidates = staticmethod(candidates)
-    estimate_us = staticmethod(estimate_us)
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
         if (reason := why_not(problem, OPERATIONS) or why_not_here(problem, device)) is not None:
@@ -187,6 +151,34 @@ class Narrow(columns.ColumnsFamily[Config]):
                 where = f"{name} has strides {layout.stride} and offset {layout.offset}"
                 return f"{where}: TMA copies lines along K that are aligned to {TMA_BYTES} bytes"
         return why_not_epilogue(problem)
+
+    def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - device-independent
+        """Return the reason why a search does not try the kernel, or None. Batch invariance tries it for all sizes."""
+        if search == "exhaustive" or (problem.m >= LEAST_ROWS and problem.n <= MOST_COLS):
+            return None
+        return f"a result of {problem.m}x{problem.n}: tried from {LEAST_ROWS} rows on and with up to {MOST_COLS} columns"
+
+    def why_not_config(self, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        rows = grid_of(problem, config)[1]
+        if rows > MOST_GRID:
+            return f"{rows} tiles of rows, at most {MOST_GRID} fit a dimension of a grid"
+        return device.why_no_smem(config.shape.shared_bytes)
+
+    def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
+        found = [Config(shape=shape, pdl=True) for shape in SHAPES]
+        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), str(config)))
+
+    def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
+        """Return the model's time of a launch: the longest of its chain of products, its bytes, and those of one multiprocessor."""
+        shape, (cols, rows) = config.shape, grid_of(problem, config)
+        each = -(-cols * rows // device.sm_count)  # maximum blocks on one multiprocessor
+        resident = min(each, shape.blocks_per_sm)
+        chain_us = problem.k / 16 * max(CHAIN_NS, PRODUCT_NS * shape.row_tiles) / 1e3 * -(-each // resident)
+        arriving_us = each * problem.k / shape.block_k * shape.stage_bytes / ARRIVING_GBPS / 1e3
+        in_flight = min(cols * rows, device.sm_count * resident) * shape.stages * shape.block_k * shape.block_n * 2
+        read = problem.bytes + AGAIN * (rows - 1) * problem.n * problem.k * problem.dtype.itemsize
+        reading_us = read / DRAM_GBPS / 1e3 * (1 + HALF_RATE_BYTES / in_flight)
+        return LAUNCH_US + TILE_US * shape.block_m / TILE_M + max(chain_us, arriving_us, reading_us)
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - always
         yield from beginnings(config, config.shape.stages)

@@ -60,35 +60,11 @@ KEPT_GBPS = 100.0
 """Rate at which a block adds sums to those in shared memory."""
 
 
-def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
-    shape, tiles = config.shape, tiles_of(problem, config)
-    at_a_time = clusters_at_a_time(device.sm_count, shape.cluster_k)
-    waves = -(-tiles // at_a_time)
-    steps = -(-steps_of(problem) // shape.cluster_k)
-    multiplying_ns = 12 * shape.block_m * shape.block_n * BLOCK_K / (FLOPS_PER_NS if shape.halves == 1 else HALVES_PER_NS)
-    step_ns = max(multiplying_ns * (ALONE if shape.warp_groups == 1 else 1.0), SPLIT_STEP_NS)
-    tile_us = TILE_US - (KEPT_US if config.blocks else 0.0) + steps * step_ns / 1e3
-    if shape.cluster_k > 1:
-        tile_us += 1.0 + shape.sent_bytes / EXCHANGE_GBPS / 1e3
-    if shape.keeps:
-        tile_us += (steps - 1) // shape.gathered_steps * shape.kept_bytes / KEPT_GBPS / 1e3
-    p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
-    rows, cols = p.size[-2], q.size[-2]
-    read_us = (4 * rows + 6 * cols) * problem.k * problem.batch / DRAM_GBPS / 1e3
-    copied_us = tiles * steps_of(problem) * shape.stage_bytes / L2_GBPS / 1e3
-    return LAUNCH_US + _splitting_us(problem, config, rows, cols) + max(waves * tile_us, read_us, copied_us)
-
-
 def _splitting_us(problem: Problem, config: Config, rows: int, cols: int) -> float:
     if is_packed(problem, config):
         return 0.0
     bytes_of = 10 * cols + (8 * rows if copies_p(problem, config) else 0)
     return SPLIT_US + bytes_of * problem.k * problem.batch / SPLIT_GBPS / 1e3
-
-
-def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
-    found = [_filled(shape, problem, device, swap_ab=swap_ab) for shape in SHAPES for swap_ab in (False, True)]
-    return sorted(found, key=lambda config: (estimate_us(problem, device, config), config.swap_ab, str(config)))
 
 
 def _filled(shape: Shape, problem: Problem, device: DeviceInfo, *, swap_ab: bool) -> Config:
@@ -162,11 +138,31 @@ class Parts(Family[Config]):
     likely = 1.6
     instruction = INSTRUCTION
     why_not_config = staticmethod(why_not_config)
-    candidates = staticmethod(candidates)
-    estimate_us = staticmethod(estimate_us)
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
         return why_not_device(device) or why_not_parts(problem, device) or why_not_result(problem) or why_not_epilogue(problem)
+
+    def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
+        found = [_filled(shape, problem, device, swap_ab=swap_ab) for shape in SHAPES for swap_ab in (False, True)]
+        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), config.swap_ab, str(config)))
+
+    def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
+        shape, tiles = config.shape, tiles_of(problem, config)
+        at_a_time = clusters_at_a_time(device.sm_count, shape.cluster_k)
+        waves = -(-tiles // at_a_time)
+        steps = -(-steps_of(problem) // shape.cluster_k)
+        multiplying_ns = 12 * shape.block_m * shape.block_n * BLOCK_K / (FLOPS_PER_NS if shape.halves == 1 else HALVES_PER_NS)
+        step_ns = max(multiplying_ns * (ALONE if shape.warp_groups == 1 else 1.0), SPLIT_STEP_NS)
+        tile_us = TILE_US - (KEPT_US if config.blocks else 0.0) + steps * step_ns / 1e3
+        if shape.cluster_k > 1:
+            tile_us += 1.0 + shape.sent_bytes / EXCHANGE_GBPS / 1e3
+        if shape.keeps:
+            tile_us += (steps - 1) // shape.gathered_steps * shape.kept_bytes / KEPT_GBPS / 1e3
+        p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
+        rows, cols = p.size[-2], q.size[-2]
+        read_us = (4 * rows + 6 * cols) * problem.k * problem.batch / DRAM_GBPS / 1e3
+        copied_us = tiles * steps_of(problem) * shape.stage_bytes / L2_GBPS / 1e3
+        return LAUNCH_US + _splitting_us(problem, config, rows, cols) + max(waves * tile_us, read_us, copied_us)
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
         yield dataclasses.replace(config, pdl=not config.pdl)
