@@ -54,6 +54,13 @@ class PropertySummary:
     """Largest error of the property's cases, as a fraction of the bound."""
 
 
+def shown_counts(properties: Iterable[PropertySummary]) -> dict[str, str]:
+    """Return the counts to show, as field and title: those that any property has, and always three."""
+    counts = {"executed": "executed", "failed": "failed", "refused": "refused", "known": "known", "skipped": "not run"}
+    always, properties = list(counts)[:3], tuple(properties)
+    return {name: title for name, title in counts.items() if name in always or any(getattr(p, name) for p in properties)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureGroup:
     """Failures with the same likely bug, across properties. The smallest case comes first."""
