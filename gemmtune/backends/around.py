@@ -85,10 +85,7 @@ class DensifiedChoice(AroundChoice):
 
     @staticmethod
     def claimed(problem: Problem, inner: Choice) -> Claims:
-        """Return the claims of ``inner``, which multiplies absent blocks too.
-
-        On GPUs, sums of 8-bit floats have as few bits as in a dense product.
-        """
+        """Return the claims of ``inner``, which multiplies absent blocks too. On GPUs, sums of 8-bit floats have few bits."""
         native = inner.problem.float8 and problem.device_type != "cpu"
         bits = FLOAT8_BITS if native and inner.claims.accumulator_bits is None else inner.claims.accumulator_bits
         return replace(inner.claims, skips_absent=False, accumulator_bits=bits)

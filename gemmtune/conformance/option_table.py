@@ -54,10 +54,7 @@ def _option(text: str, *, kind: str = "text", default: Any = None, **more: Any) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
-    """Values of all options. ``options.RunOptions`` checks them.
-
-    ``backend`` is the GEMM: the argument of the command, or ``--gemm-backend`` of pytest.
-    """
+    """Values of all options, which ``options.RunOptions`` checks. ``backend`` is the GEMM (pytest: ``--gemm-backend``)."""
 
     backend: str = ""
     device: str | None = _option("cpu, cuda or cuda:N. Default: cuda if there is a GPU, else cpu.", metavar="DEVICE")

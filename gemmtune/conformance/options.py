@@ -26,17 +26,11 @@ _LEAST = {"max_examples": 1, "max_cases": 1, "seed": 0, "min_executed": 1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(Values):
-    """Checked options of one run.
-
-    Raises ConformanceError for an illegal value, conflicting options or a missing file, and TraitsError for a declaration.
-    """
+    """Checked options of a run. Raises ConformanceError for illegal ones or missing files, TraitsError for declarations."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RunOptions:
-        """Return options from the values that the command or pytest parsed.
-
-        Repeatable options are lists, whose ``words`` may be joined by commas. None means that an option was not given.
-        """
+        """Return options from parsed values, None if not given. ``words`` of repeatable options may be joined by commas."""
         given = {name: value for name, value in values.items() if value is not None}
         for option in OPTIONS:
             if option.repeated and option.name in given:
@@ -111,10 +105,7 @@ class RunOptions(Values):
 
 
 def declared_by(words: tuple[str, ...]) -> dict[str, Any]:
-    """Parse declarations such as ``out``, ``min_alignment=16``, ``dtypes=float16,bfloat16`` and ``accumulate=float16:float16``.
-
-    Raises TraitsError for an unknown name or an illegal value.
-    """
+    """Parse declarations such as ``out`` and ``dtypes=float16,bfloat16``. Raises TraitsError for illegal names or values."""
     defaults, declared = Traits().as_json(), dict[str, Any]()
     for word in words:
         name, equals, text = word.partition("=")

@@ -95,8 +95,7 @@ class Finding:
         self._chunks: list[Chunk] = []
 
     def add(self, chunk: Chunk, bad: torch.Tensor, bits: torch.Tensor, *values: torch.Tensor) -> None:
-        """Add one chunk. ``bits`` are the result's bits, and ``values`` are got, expected and tolerance, broadcastable
-        to ``bad``."""
+        """Add one chunk: the result's ``bits``, and ``values`` got, expected and tolerance, broadcastable to ``bad``."""
         self._chunks.append(chunk)
         if bad.numel() == 0 or (bad.device.type == "cpu" and not bad.any()):
             return

@@ -201,11 +201,7 @@ class Drawing:
         scaling: Scaling | None = None,
         general: bool = False,
     ) -> Operands:
-        """Assemble the operands.
-
-        inp is NaN everywhere if beta is zero, because it must not be read then. ``general`` selects the alpha, beta and
-        scales of random data instead of exact data.
-        """
+        """Assemble the operands. inp is NaN if beta is zero. ``general``: alpha, beta and scales of random, not exact, data."""
         problem = self.problem
         inp = added
         if problem.inp is not None and problem.beta == "zero":

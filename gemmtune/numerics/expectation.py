@@ -202,11 +202,7 @@ class AbsentExpectation(Expectation):
         return cls(name="absent blocks", operands=finite, counts=b[:-1].double().sum(dim=0), present=b[-1] != 0)
 
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
-        """Yield the whole result as one part.
-
-        Where b has no block, the value is the count if the claims say that absent blocks are skipped. Otherwise any
-        value passes.
-        """
+        """Yield the whole result. Where b has no block it is the count if the claims skip absent blocks, else any value passes."""
         operands, bound = self.operands, self._bound(problem, claims)
         value = torch.where(self.present, math.inf, self.counts) * operands.alpha
         unknown = torch.full_like(self.counts, 0.0 if claims.skips_absent else math.inf).masked_fill(self.present, 0.0)

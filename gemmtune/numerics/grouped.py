@@ -114,8 +114,7 @@ class GroupedProbes:
         return self._expected("one-hot a", a, self._any_b(), ends, exactness="bits" if one_number else "")
 
     def poisoned(self, ends: list[int]) -> GroupedExpectation | None:
-        """Return an expectation with NaN in lines behind the last group and infinities at the ends of one group's matrix or
-        terms."""
+        """Return an expectation with NaN behind the last group and infinities at the ends of one group's matrix or terms."""
         problem = self.problem
         if any(overlapping(x) or distinct_size(x) != x.size for x in (problem.a, problem.b)) or problem.epilogue is not None:
             return None

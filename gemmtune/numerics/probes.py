@@ -41,8 +41,7 @@ from .reference import as_batches
 from .width import LEAST_K, width_rows
 
 LEAST_LINES = 4
-"""Fewest rows of a or columns of b for which one of them gets a special number. With fewer, only a probe for few lines has
-special numbers."""
+"""Fewest rows of a or columns of b for a special number in one of them. With fewer, only ``few_lines`` has special numbers."""
 
 
 class Probes:
@@ -78,8 +77,7 @@ class Probes:
         return draw.operands(draw.normal(self.problem.a), draw.random_b(), general=True)
 
     def every_weight(self, b: torch.Tensor) -> torch.Tensor:
-        """Return a b for ``rows_of_b``: 8-bit floats of all magnitudes if the problem has such weights, else the given random
-        ``b``."""
+        """Return a b for ``rows_of_b``: 8-bit floats of all magnitudes if the problem has such weights, else the given ``b``."""
         if self.problem.widens_b and self.problem.b.dtype in FLOAT8 and self.problem.zero_b is None:
             return self._draw.every_weight()
         return b
@@ -177,8 +175,7 @@ class Probes:
         return OneHotProbe(name=name, operands=made, row_factor=factor, row_index=index, planted_cols=tuple(planted))
 
     def cols_of_a(self, a: torch.Tensor, *, special: bool = True, few_lines: bool = False) -> OneHotProbe:
-        """Return a probe with one-hot columns of b over the given a. Needs ``free_b``. ``special`` and ``few_lines`` are as
-        in ``rows_of_b``."""
+        """Return a probe with one-hot columns of b over the given a, like ``rows_of_b``. Needs ``free_b``."""
         draw = self._draw
         batch, k, n = draw.size_b
         index = draw.indices((batch, n), 0, k)
@@ -192,8 +189,7 @@ class Probes:
         return OneHotProbe(name="P3 one-hot b", operands=made, col_factor=factor, col_index=index, planted_rows=tuple(planted))
 
     def special_in_few_lines(self, random: Operands) -> list[OneHotProbe]:
-        """Return one-hot probes with special numbers for an a of few rows and a b of few columns. The other probes have none
-        there."""
+        """Return one-hot probes with special numbers for few rows of a and few columns of b. Other probes have none there."""
         made = []
         if self.free_a and self.free_b and self.problem.m < LEAST_LINES:
             made.append(self.cols_of_a(random.left, few_lines=True))
@@ -202,8 +198,7 @@ class Probes:
         return [probe for probe in made if probe.planted_rows or probe.planted_cols]
 
     def both(self, random: Operands) -> OneHotProbe:
-        """Return the probe that picks rows and columns, with the numbers of ``random``. Needs K of at least 2, ``free_a`` and
-        ``free_b``."""
+        """Return the probe that picks rows and columns from ``random``. Needs K of at least 2, ``free_a`` and ``free_b``."""
         draw, problem = self._draw, self.problem
         half = problem.k // 2
         (batch_a, m, _), (batch_b, _, n) = draw.size_a, draw.size_b
@@ -226,8 +221,7 @@ class Probes:
         )  # fmt: skip
 
     def integers(self) -> Operands:
-        """Return operands of −1, 0 and 1, or weights of 0 and 1 if those are unsigned. Values follow memory order where
-        elements overlap."""
+        """Return operands of −1, 0 and 1, or unsigned weights of 0 and 1. Where elements overlap, values follow memory order."""
         draw, problem = self._draw, self.problem
         a = draw.integers(held_size(problem.a), -1, 1)
         low, size = max(number_range(problem)[0], -1), held_size(problem.b)

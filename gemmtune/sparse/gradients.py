@@ -37,10 +37,7 @@ def count_use(bsr: Tensor) -> None:
 
 
 def transposed(bsr: Tensor) -> Tensor:
-    """Return the sparse_bsr tensor of the transpose, differentiable if a gradient is wanted.
-
-    Its pattern is computed once, until the indices change.
-    """
+    """Return the transpose, differentiable if a gradient is wanted. Its pattern is kept until the indices change."""
     known: _Transpose | None = _transposes.get(bsr)  # type: ignore[no-untyped-call]
     indices = changing_indices(bsr)
     if known is None or not known.stamp.holds(indices):

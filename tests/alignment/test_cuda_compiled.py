@@ -36,19 +36,19 @@ from rotation import rotated
 from sass import read_early, touched_on_their_way
 
 from gemmtune.backends.cuda.bsr import configs as bsr
-from gemmtune.backends.cuda.bsr_skinny import configs as bsr_skinny
+from gemmtune.backends.cuda.bsr_skinny import family as bsr_skinny
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
-from gemmtune.backends.cuda.gemv import configs as gemv
+from gemmtune.backends.cuda.gemv import family as gemv
 from gemmtune.backends.cuda.grouped import configs as grouped
 from gemmtune.backends.cuda.hopper import MMA, registers_per_thread
 from gemmtune.backends.cuda.mixed.weights import weights_of
-from gemmtune.backends.cuda.narrow import configs as narrow
+from gemmtune.backends.cuda.narrow import family as narrow
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
 from gemmtune.backends.cuda.stream import configs as stream
 from gemmtune.backends.cuda.wgmma import configs as wgmma
-from gemmtune.backends.cuda.wgmma_stream import configs as wgmma_stream
+from gemmtune.backends.cuda.wgmma_stream import family as wgmma_stream
 from gemmtune.errors import UnavailableError
 from gemmtune.numerics.bounds import PRODUCTS_OF_PARTS
 from gemmtune.problem import Problem

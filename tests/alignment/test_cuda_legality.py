@@ -40,11 +40,11 @@ from cuda_cases import (
 from gemmtune.backends.cuda.boxes import by_k
 from gemmtune.backends.cuda.bsr import configs as bsr
 from gemmtune.backends.cuda.bsr.packing import SPARE
-from gemmtune.backends.cuda.bsr_skinny import configs as bsr_skinny
+from gemmtune.backends.cuda.bsr_skinny import family as bsr_skinny
 from gemmtune.backends.cuda.bsr_skinny.packing import HEAD_WORDS, LINE_WORDS
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.cluster.configs import clusters_of, tiles_of
-from gemmtune.backends.cuda.gemv import configs as gemv
+from gemmtune.backends.cuda.gemv import family as gemv
 from gemmtune.backends.cuda.hopper import registers_per_thread
 from gemmtune.backends.cuda.mixed import family as mixed_family
 from gemmtune.backends.cuda.mixed.weights import Factor, Weights, weights_of
@@ -53,7 +53,7 @@ from gemmtune.backends.cuda.stream.configs import Division as DenseDivision
 from gemmtune.backends.cuda.stream.configs import tiles_of as dense_tiles_of
 from gemmtune.backends.cuda.stream.family import Work as DenseWork
 from gemmtune.backends.cuda.wgmma import configs as wgmma
-from gemmtune.backends.cuda.wgmma_stream.configs import Division
+from gemmtune.backends.cuda.wgmma_stream.family import Division
 from gemmtune.device import preset
 from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.problem.trace import trace

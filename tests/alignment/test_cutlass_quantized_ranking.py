@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gemmtune.backends.cutlass import BACKEND
+from gemmtune.backends.cutlass.backend import estimate_us
 from gemmtune.backends.cutlass.build import CutlassChoice
-from gemmtune.backends.cutlass.rank import estimate_us
 from gemmtune.backends.cutlass.tiles import Tile, is_shared
 from gemmtune.device import preset
 from gemmtune.problem import Problem

@@ -15,7 +15,7 @@ from rotation import rotated
 import gemmtune
 from gemmtune import settings
 from gemmtune.backends.cuda.bsr.configs import SHAPES
-from gemmtune.backends.cuda.bsr_skinny.configs import SHAPES as SKINNY
+from gemmtune.backends.cuda.bsr_skinny.family import SHAPES as SKINNY
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.device import detect
 from gemmtune.dispatch.ready import forget_plans

@@ -14,7 +14,7 @@ from cuda_cases import BF16, F16, F32, biased, blocked, choice, gated
 from cuda_kernels_on_cpu import assert_right, kernel
 from rotation import rotated
 
-from gemmtune.backends.cuda.bsr_skinny.configs import Shape
+from gemmtune.backends.cuda.bsr_skinny.family import Shape
 from gemmtune.backends.cuda.bsr_skinny.packing import HEAD_WORDS, fragments_at, packed, panel_words, panels_of
 from gemmtune.numerics.block_sparse import parts, sparse_of
 from gemmtune.problem import Layout, Problem

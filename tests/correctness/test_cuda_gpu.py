@@ -40,11 +40,11 @@ from launches import GPU, assert_launched_by_a_new_thread, assert_replayable, as
 
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster.configs import Shape as ClusterShape
-from gemmtune.backends.cuda.gemv.configs import Shape as GemvShape
-from gemmtune.backends.cuda.narrow.configs import Shape as NarrowShape
+from gemmtune.backends.cuda.gemv.family import Shape as GemvShape
+from gemmtune.backends.cuda.narrow.family import Shape as NarrowShape
 from gemmtune.backends.cuda.parts.configs import Shape as PartsShape
 from gemmtune.backends.cuda.stream.configs import Shape as DenseShape
-from gemmtune.backends.cuda.wgmma_stream.configs import Shape as StreamShape
+from gemmtune.backends.cuda.wgmma_stream.family import Shape as StreamShape
 from gemmtune.device import detect
 from gemmtune.errors import ErrorFromChoice
 from gemmtune.numerics.operands import random_operands

@@ -11,8 +11,8 @@ import torch
 from rotation import rotated
 
 from gemmtune.backends.triton.blocks import rows
+from gemmtune.backends.triton.blocks.choice import ranked
 from gemmtune.backends.triton.blocks.configs import BlocksConfig, Rows, why_not_config
-from gemmtune.backends.triton.blocks.offers import ranked
 from gemmtune.choice import Status
 from gemmtune.device import preset
 from gemmtune.numerics.block_sparse import panels_of, parts

@@ -10,18 +10,18 @@ import torch
 
 from gemmtune.backends.cuda.backend import FAMILIES
 from gemmtune.backends.cuda.bsr import configs as bsr
-from gemmtune.backends.cuda.bsr_skinny import configs as bsr_skinny
+from gemmtune.backends.cuda.bsr_skinny import family as bsr_skinny
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.family import Family
-from gemmtune.backends.cuda.gemv import configs as gemv
+from gemmtune.backends.cuda.gemv import family as gemv
 from gemmtune.backends.cuda.grouped import configs as grouped
-from gemmtune.backends.cuda.narrow import configs as narrow
+from gemmtune.backends.cuda.narrow import family as narrow
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
 from gemmtune.backends.cuda.stream import configs as stream
 from gemmtune.backends.cuda.wgmma import configs as wgmma
-from gemmtune.backends.cuda.wgmma_stream import configs as wgmma_stream
+from gemmtune.backends.cuda.wgmma_stream import family as wgmma_stream
 from gemmtune.device import DeviceInfo, preset
 from gemmtune.problem import Problem
 from gemmtune.problem.trace import trace

@@ -36,20 +36,20 @@ from gemmtune.backends.by_parts import why_not_one_by_one
 from gemmtune.backends.cuda import BACKEND
 from gemmtune.backends.cuda import choice as choices_module
 from gemmtune.backends.cuda.bsr import configs as bsr
-from gemmtune.backends.cuda.bsr_skinny import configs as bsr_skinny
+from gemmtune.backends.cuda.bsr_skinny import family as bsr_skinny
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster import configs as cluster
 from gemmtune.backends.cuda.cluster.rank import cluster_counts
-from gemmtune.backends.cuda.gemv import configs as gemv
+from gemmtune.backends.cuda.gemv import family as gemv
 from gemmtune.backends.cuda.groups import tiles_below
 from gemmtune.backends.cuda.hopper import clusters_at_a_time
-from gemmtune.backends.cuda.narrow import configs as narrow
+from gemmtune.backends.cuda.narrow import family as narrow
 from gemmtune.backends.cuda.parts import configs as parts
 from gemmtune.backends.cuda.skinny import family as skinny
 from gemmtune.backends.cuda.stream import configs as stream
 from gemmtune.backends.cuda.stream.configs import Division
 from gemmtune.backends.cuda.wgmma import configs as wgmma
-from gemmtune.backends.cuda.wgmma_stream import configs as wgmma_stream
+from gemmtune.backends.cuda.wgmma_stream import family as wgmma_stream
 from gemmtune.choice import Offers
 from gemmtune.device import DeviceInfo, preset
 from gemmtune.effort import EFFORT

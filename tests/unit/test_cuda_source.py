@@ -45,7 +45,7 @@ from gemmtune.backends.cuda import BACKEND
 from gemmtune.backends.cuda import choice as cuda_choice
 from gemmtune.backends.cuda.bsr.configs import SHAPES as BSR
 from gemmtune.backends.cuda.bsr.family import Work as BsrWork
-from gemmtune.backends.cuda.bsr_skinny.configs import Shape as BsrSkinnyShape
+from gemmtune.backends.cuda.bsr_skinny.family import Shape as BsrSkinnyShape
 from gemmtune.backends.cuda.bsr_skinny.family import Work as BsrSkinnyWork
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.cuda.cluster.family import Work as ClusterWork

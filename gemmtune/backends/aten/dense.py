@@ -39,10 +39,7 @@ def of_sums(sums: RunNew, problem: Problem) -> Kernel:
 
 
 def with_epilogue(kernel: Kernel, problem: Problem, *, fused: bool = False) -> Kernel:
-    """Return the product with its epilogue, by a torch call for each node, unless ``fused``. The last one writes into ``out``.
-
-    There is a ``run_new`` only if torch's result has the requested layout.
-    """
+    """Return the product, then its epilogue eagerly unless ``fused``. ``run_new`` exists if torch's result has the layout."""
     if problem.epilogue is not None and not fused:
         kernel = _then_eager(kernel, problem)
     contiguous = problem.out == Layout.contiguous(problem.out.size, problem.out.dtype)

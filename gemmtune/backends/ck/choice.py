@@ -27,8 +27,7 @@ from .toolkit import find_toolkit
 
 NAME = "ck"
 FLUSHING = "gfx90a"
-"""Architecture whose 16-bit matrix instructions flush subnormal operands and results to zero (PyTorch notes, "Numerical accuracy").
-"""
+"""Architecture whose 16-bit matrix instructions flush subnormal numbers to zero (PyTorch notes, "Numerical accuracy")."""
 
 
 def name_of(predicate: Predicate, config: Config) -> str:

@@ -55,10 +55,7 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
 
 
 class Predicate:
-    """Legality and configs of instances for a problem, which ``check_problem`` accepts, on one device.
-
-    ``refused`` is the reason why no instance can take the operands.
-    """
+    """Legal configs for a problem that ``check_problem`` accepts, on a device. ``refused``: why no instance takes the operands."""
 
     def __init__(self, problem: Problem, device: DeviceInfo) -> None:
         self.problem, self.device = problem, device

@@ -11,13 +11,13 @@ import torch
 from ...choice import Choice, Claims, Kernel, Offers, Refusal, Scalars, Tensors
 from ...device import DeviceInfo
 from ...numerics.block_sparse import assembled, panels_of, parts
-from ...problem import Layout, Problem
+from ...problem import Problem
 from ...problem.dtypes import FLOAT8, accumulator_dtype, dtype_info
 from .build import NAME
 from .configs import VECTOR_BYTES, VECTOR_REGISTERS, why_not_epilogue
 from .library import SourceChoice
 from .operands import Side, uses_vnni
-from .plan import thread_count
+from .plan import strides_of, thread_count
 from .source import VectorSource, rendered
 
 WIDTHS = (2, 1, 4)
@@ -185,14 +185,9 @@ def _plan(problem: Problem, source: BlockSource) -> ctypes.Array[ctypes.c_int64]
     rows = next(height for height in sorted(heights) if height * tall >= problem.m)
     words = [
         problem.m, problem.n, problem.k // source.panel_k, *problem.a.stride,
-        *_strides(problem.out, problem), *_strides(problem.inp, problem), rows,
+        *strides_of(problem.out, problem), *strides_of(problem.inp, problem), rows,
         int(problem.alpha == "zero"), int(problem.beta == "zero"), thread_count(problem),
     ]  # fmt: skip
     for layout in problem.epilogue.operands if problem.epilogue else ():
-        words += _strides(layout, problem)
+        words += strides_of(layout, problem)
     return (ctypes.c_int64 * len(words))(*words)
-
-
-def _strides(layout: Layout | None, problem: Problem) -> tuple[int, ...]:
-    """Return the strides (batch, row, column) of an operand broadcast to the result. The batch stride is 0: there is no batch."""
-    return (0, 0, 0) if layout is None else (0, *layout.expanded(problem.out.size).stride)

@@ -117,10 +117,7 @@ class CppChoice(SourceChoice):
 
     @property
     def batch_invariant(self) -> bool:
-        """True if an element's sum does not depend on M.
-
-        Groups of 4-bit numbers are the exception: few rows use two sums, and a group's rows are data.
-        """
+        """True if sums do not depend on M. Few rows of 4-bit numbers use two sums, and the rows of a group are data."""
         return not (self.problem.groups and self.problem.encoding)
 
     def bind(self, loaded: ctypes.CDLL) -> Kernel:

@@ -68,16 +68,16 @@ def make_plan(problem: Problem, config: Config, arch: str, *, vnni: bool = False
     if problem.groups:
         most_rows = MAX_PACKED_A_BYTES // (max(k, 1) * itemsize)
     block_m = _block(m, rows, most_rows)
-    inp = _strides(problem.inp, problem, x.swapped) if problem.inp is not None else (0, 0, 0)
     words = [
-        problem.groups or problem.batch, m, n, k, problem.k, *_three(x.a), *b_words, *_three(x.out), *inp,
+        problem.groups or problem.batch, m, n, k, problem.k, *_three(x.a), *b_words, *_three(x.out),
+        *strides_of(problem.inp, problem, swapped=x.swapped),
         rows, kc, block_m, block_n, _even(-(-m // rows), config.task_m), _even(-(-n // nr), config.task_n),
         int(config.mode != "steps"), direct, int(config.mode == "dots"),
         int(problem.alpha == "zero"), int(problem.beta == "zero"), thread_count(problem),
         *_scale_words(problem, x.swapped),
     ]  # fmt: skip
     for layout in problem.epilogue.operands if problem.epilogue else ():
-        words += _strides(layout, problem, x.swapped)
+        words += strides_of(layout, problem, swapped=x.swapped)
     following = None
     if not x.swapped:
         following = HostRows(
@@ -131,6 +131,9 @@ def _three(layout: Layout) -> tuple[int, int, int]:
     return (batch, layout.stride[-2], layout.stride[-1])
 
 
-def _strides(layout: Layout, problem: Problem, swapped: bool) -> tuple[int, int, int]:
+def strides_of(layout: Layout | None, problem: Problem, *, swapped: bool = False) -> tuple[int, int, int]:
+    """Return the strides of batch, row and column of an operand broadcast to the result, or zeros without one."""
+    if layout is None:
+        return (0, 0, 0)
     expanded = layout.expanded(problem.out.size)
     return _three(expanded.transposed if swapped else expanded)

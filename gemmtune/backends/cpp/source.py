@@ -28,10 +28,7 @@ _ARCH_FLAGS = {
 _VNNI_FLAGS = {
     torch.int32: {"avx512": "-mavx512vnni", "avx2": "-mavxvnni"}, torch.float32: {"avx512": "-mavx512bf16"},
 }  # fmt: skip
-"""Compiler flags of each instruction set.
-
-They name the sets instead of ``-march=native``, so an artifact means the same on every machine that shares the cache.
-"""
+"""Compiler flags of each instruction set. Unlike ``-march=native`` they mean the same on all machines that share a cache."""
 
 _C_TYPES = {torch.float64: "double", torch.float32: "float", torch.int32: "uint32_t"}
 _NARROW_TYPES = {

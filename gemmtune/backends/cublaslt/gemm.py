@@ -22,10 +22,7 @@ OPS: tuple[Op, ...] = (*DENSE_OPS, "int_mm", "scaled_mm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """Operand as a column-major matrix in memory, or its transpose if ``transposed``. ``ld`` and strides count elements.
-
-    ``alignment_bytes`` is the largest power of two, at most 16, that divides its address.
-    """
+    """Operand as a column-major matrix or its transpose. ``ld`` and strides count elements, ``alignment_bytes`` is up to 16."""
 
     rows: int
     cols: int

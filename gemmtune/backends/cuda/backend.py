@@ -27,13 +27,7 @@ BSR, BSR_SKINNY = Bsr(), BsrSkinny()
 CLUSTER, GEMV, GROUPED, PARTS, SKINNY, WGMMA = Cluster(), Gemv(), Grouped(), Parts(), Skinny(), Wgmma()
 NARROW, STREAM, WGMMA_STREAM = Narrow(), Stream(), WgmmaStream()
 FAMILIES: tuple[Family[Any], ...] = (BSR, BSR_SKINNY, CLUSTER, GEMV, GROUPED, NARROW, PARTS, SKINNY, STREAM, WGMMA, WGMMA_STREAM)
-"""Kernel families, one folder each.
-
-BSR: block-sparse weights with small blocks, many tokens. BSR_SKINNY: the same weights, few tokens. CLUSTER: long K, few results.
-GEMV: one to four rows. GROUPED: grouped products. NARROW: few rows, K in one run. PARTS: float32 by parts. SKINNY: few rows times
-4-bit or 8-bit weights. STREAM: dense products with persistent blocks, which divide tiles that would not fill them. WGMMA: more rows
-times 4-bit or 8-bit weights. WGMMA_STREAM: the same with persistent blocks.
-"""
+"""Kernel families. The docstring of each one's module says which problems it serves."""
 
 
 class CudaBackend:

@@ -42,11 +42,14 @@ def grid_of(problem: Problem, config: Any) -> tuple[int, int]:
 
 def why_not_boxes(problem: Problem) -> str | None:
     """Return the reason why TMA cannot copy an operand, or None."""
-    for name, layout in (("a", problem.a), ("the transpose of b", problem.b.transposed)):
-        if by_k(layout) is None:
-            where = f"{name} has strides {layout.stride} and offset {layout.offset}"
-            return f"{where}: TMA copies rows or columns that are aligned to 16 bytes"
-    return None
+    return why_not_box("a", problem.a) or why_not_box("the transpose of b", problem.b.transposed)
+
+
+def why_not_box(name: str, layout: Layout) -> str | None:
+    """Return the reason why TMA cannot copy an operand with this name, or None."""
+    if by_k(layout) is not None:
+        return None
+    return f"{name} has strides {layout.stride} and offset {layout.offset}: TMA copies rows or columns that are aligned to 16 bytes"
 
 
 def why_not_staged(operand: Layout, extent: int, block_k: int, blocks: int) -> str | None:

@@ -1,6 +1,5 @@
 """Base class of a kernel family, and checks that all families share."""
 
-import ctypes
 import dataclasses
 import itertools
 from abc import ABC, abstractmethod
@@ -15,9 +14,9 @@ from ...numerics.reduction import Reduction
 from ...problem import Problem
 from ...problem.dtypes import dtype_name
 from ...toolchain import structs
-from ...toolchain.record import Record, TensorMap, with_maps
-from .hopper import CAPABILITY
-from .kernel import KernelSource
+from ...toolchain.record import A, B, Record, TensorMap, with_maps
+from .hopper import CAPABILITY, TMA_BYTES
+from .kernel import KernelSource, Work, addresses_of, scalars_of
 
 INT32_LIMIT = 2**31
 FACTORS = (torch.bfloat16, torch.float16)
@@ -55,6 +54,8 @@ class Family(ABC, Generic[C]):
     """
 
     name: str
+    package: str
+    """Package with the family's templates. The translation unit has the family's name."""
     likely: float
     """Multiple of the least estimated time. Only an exhaustive search tries slower configs."""
     instruction: Mapping[torch.dtype, str]
@@ -126,11 +127,21 @@ class Family(ABC, Generic[C]):
         fixed = {"tile": list(tile), "stages": shape.stages, "warps": shape.threads // 32, "cluster": cluster, "splits": splits}
         return fixed | launched
 
-    def launch(self, config: Any, work: ctypes.Structure, maps: Sequence[TensorMap] = (), **more: Any) -> Record:
-        """Return the launch record of the main kernel with the parameters ``work``, after ``maps`` if there are any."""
-        shape = config.shape
-        more = {"shared_bytes": shape.shared_bytes, "pdl": config.pdl} | more
-        record = Record(kernel=self.kernel, threads=shape.threads, parameters=bytes(work), **more)
+    def made(self, files: Sequence[tuple[str, str]], values: Mapping[str, Any], **more: Any) -> KernelSource:
+        """Return the source of the family's translation unit with these parts and values."""
+        unit = (self.package, f"{self.name}.cu.jinja")
+        return KernelSource(kernel=self.kernel, unit=unit, files=tuple(files), values=values, **more)
+
+    def launch(self, problem: Problem, config: Any, work: Work, maps: Sequence[TensorMap] = (), **more: Any) -> Record:
+        """Return the launch record of the main kernel with the parameters ``work``, after ``maps`` if there are any.
+
+        ``more`` has the grid, addresses after those of all operands, and fields that are unlike most families'.
+        """
+        shape, count = config.shape, _operands_before(problem) + len(problem.epilogue.operands if problem.epilogue else ())
+        more["addresses"] = (*addresses_of(count), *more.get("addresses", ()))
+        usual = {"cluster": 1, "shared_bytes": shape.shared_bytes, "pdl": config.pdl, "alignment": ((A, TMA_BYTES), (B, TMA_BYTES))}
+        given = usual | {"scalars": scalars_of(problem)} | more
+        record = Record(kernel=self.kernel, threads=shape.threads, parameters=bytes(work), **given)
         return with_maps(record, maps) if maps else record
 
     def packed_format(self, problem: Problem, config: C) -> str | None:  # noqa: ARG002 - most families take b unchanged
@@ -210,5 +221,9 @@ def why_not_result(problem: Problem) -> str | None:
 
 
 def why_not_epilogue(problem: Problem) -> str | None:
-    before = (problem.inp_read is not None) + len(problem.scales) + (problem.offs is not None)
-    return structs.why_not_epilogue(problem, structs.MOST_OPERANDS - before, RESULTS)
+    return structs.why_not_epilogue(problem, structs.MOST_OPERANDS - _operands_before(problem), RESULTS)
+
+
+def _operands_before(problem: Problem) -> int:
+    """Return how many operands follow a and b before those of the epilogue."""
+    return (problem.inp_read is not None) + len(problem.scales) + (problem.offs is not None)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -69,17 +69,21 @@ class Work(ctypes.Structure):
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (("out", ctypes.c_void_p), ("out_strides", Strides), ("epilogue", Epilogue))
 
 
+W = TypeVar("W", bound=Work)
+
+
 def structs_of(work: type[Work], types: Mapping[str, str]) -> str:
     """Return C++ definitions of ``work`` and the structs in it. ``types`` maps its pointers to C++ types."""
     common = [struct_text(one, {}) for one in (Strides, Operand, Scalars, Epilogue)]
     return "\n\n".join([*common, struct_text(work, types, name="Work")])
 
 
-def fill_common(work: Work, out: Layout, operands: Sequence[Layout]) -> None:
-    """Fill in the strides of the result and of the operands in addition to a and b."""
-    work.out_strides = strides_of(out)
+def work_of(made: type[W], out: Layout, operands: Sequence[Layout]) -> W:
+    """Return parameters with the strides of the result and of the operands in addition to a and b."""
+    work = made(out_strides=strides_of(out))
     for i, layout in enumerate(operands):
         work.epilogue.x[i].strides = strides_of(layout)
+    return work
 
 
 def addresses_of(count: int) -> tuple[Address, ...]:

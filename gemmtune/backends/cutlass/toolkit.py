@@ -64,10 +64,7 @@ def _toolkit(source: Path, package: Path, complaint: str) -> Toolkit:
 
 @functools.lru_cache(maxsize=32)
 def operations(toolkit: Toolkit, capability: int, element: str) -> tuple[Operation, ...]:
-    """Return operations with a and b of ``element`` that run on ``capability``: the generator's by name, then ours.
-
-    Raises UnavailableError: the generator of this copy failed, with what it printed.
-    """
+    """Return the operations of ``element`` for ``capability``, the generator's first. Raises UnavailableError if that fails."""
     program = hashlib.blake2b(LISTING.read_bytes(), digest_size=8).hexdigest()
     name = f"operations-{toolkit.digest}-{program}-sm{capability}-{element}.json"
     path = cached("cutlass", name)

@@ -1,4 +1,4 @@
-"""Targets, the user-supplied GEMMs: their names, their imports, and a digest of their sources."""
+"""Targets, the user-supplied GEMMs: names, imports that leave gemmtune's functions as they are, and a digest of their sources."""
 
 import functools
 import hashlib
@@ -6,19 +6,70 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
 
 from ...choice import Backend
 from ...declaration.subject import Subject, SubjectSpec, found_at, wrapped
 from ...declaration.traits import ATTRIBUTE, Traits
 from ...errors import SubjectError
 from ...settings import Settings
-from .integrity import unchanged
+
+T = TypeVar("T")
+
+PACKAGE = __name__.partition(".")[0]
+KEPT: tuple[tuple[object, str], ...] = (
+    *((torch, name) for name in ("mm", "matmul", "bmm", "addmm", "baddbmm", "equal", "allclose")),
+    *((torch.Tensor, name) for name in ("mm", "matmul", "bmm", "__matmul__", "copy_", "__eq__", "double")),
+    *((time, name) for name in ("perf_counter", "monotonic", "time")),
+    *((torch.cuda.Event, name) for name in ("record", "elapsed_time", "synchronize")),
+)
+"""Functions outside of gemmtune on which a measurement rests."""
+
+
+def unchanged(target: str, work: Callable[[], T]) -> T:
+    """Return the result of ``work``, which imports a target. Raises SubjectError if it replaced functions, which are put back."""
+    before = {(id(owner), name): (owner, value) for owner, name, value in _held()}
+    try:
+        return work()
+    finally:
+        changed = [(owner, name, value) for (_, name), (owner, value) in before.items() if _now(owner, name) is not value]
+        for owner, name, value in changed:
+            setattr(owner, name, value)
+        if changed:
+            names = ", ".join(f"{getattr(owner, '__name__', owner)}.{name}" for owner, name, _ in changed[:3])
+            raise SubjectError(f"{target}: its import replaced {names}, expected that it leaves other modules as they are")
+
+
+def _now(owner: object, name: str) -> object:
+    """Return what an owner has under a name, itself and not what a class makes of it."""
+    own = vars(owner)
+    return own[name] if name in own else getattr(owner, name, None)
+
+
+def _held() -> Iterator[tuple[object, str, object]]:
+    """Yield the functions, methods and properties of gemmtune's modules, and those of KEPT, with their owners and names."""
+    for owner, name in KEPT:
+        yield owner, name, _now(owner, name)
+    for key, module in list(sys.modules.items()):
+        if key.partition(".")[0] != PACKAGE or module is None:
+            continue
+        for name, value in list(vars(module).items()):
+            if callable(value):
+                yield module, name, value
+            if isinstance(value, type) and value.__module__ == key:
+                yield from ((value, each, made) for each, made in list(vars(value).items()) if isinstance(made, _METHODS))
+
+
+_METHODS = (type(unchanged), property, staticmethod, classmethod)
+
 
 GROUP = "gemmtune.backends"
 """Group of entry points by which packages supply GEMMs."""
@@ -26,10 +77,7 @@ ASSUMED = {"deterministic": True, "streams": True, "capturable": True}
 """Declarations that a GEMM needs to be offered. Where it does not mention one, its calls are observed (``selector.observed``)."""
 MOST_FILES = 256
 MOST_BYTES = 64 * 2**20
-"""Largest size of a package that is hashed file by file.
-
-A larger one is identified by its version and the files that define the GEMM.
-"""
+"""Largest size of a package hashed file by file. Larger: its version and the files that define the GEMM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,10 +86,7 @@ def words_instruction(problem: Problem, *, warp_group: bool) -> str:
 
 
 def instruction(predicate: Predicate, config: Config) -> str:
-    """Return the multiply instruction with the types of operands and sum, and ``*`` for its shape.
-
-    PTX ISA: fma, mma.sync, wgmma.mma_async, tcgen05.mma. AMD CDNA 3 ISA: v_mfma, also for float32 and float64.
-    """
+    """Return the multiply instruction, ``*`` for its shape, by the PTX ISA (fma to tcgen05.mma) and AMD's CDNA 3 ISA (v_mfma)."""
     problem, device = predicate.problem, predicate.device
     how, operand = predicate.instruction(config), _operand(predicate, config, 0)
     total = {torch.float64: "f64", torch.int32: "s32"}.get(problem.accumulator, "f32")

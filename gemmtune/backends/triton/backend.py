@@ -13,7 +13,7 @@ from ...problem import Problem
 from ...problem.rules import why_not_dense
 from ...settings import Settings
 from .arch import can_overlap
-from .blocks.offers import block_offers
+from .blocks.choice import block_offers
 from .build import KernelChoice, TritonChoice
 from .configs import GROUP_M, Config, Resources, pool, splits_for, tiles_of
 from .grouped.offers import grouped_offers
@@ -26,7 +26,7 @@ from .parts import parts_choices
 from .persistent import PersistentChoice, PersistentRunsChoice, persistent_choices
 from .rank import select
 from .runs import RunsChoice, RunsConfig
-from .splits.offers import decomposed_choices
+from .splits.decompose import decomposed_choices
 from .sums import kernel_for, predicate_for
 from .swap import SwappedChoice, swapped_choices, transposed
 from .vec import VectorChoice, WordsVectorChoice, vector_choices, words_vector_choices

@@ -23,10 +23,7 @@ def divisor(value: int, limit: int = ALIGNED_BYTES) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntClass:
-    """Properties of one size or stride that the compiler knows.
-
-    ``constant`` is a hard-coded value or None, ``divisor`` a power of two, and ``wide`` marks a value of 64 bits.
-    """
+    """Properties of a size or stride for the compiler: ``constant`` or None, a power-of-two ``divisor``, ``wide`` for 64 bits."""
 
     constant: int | None = None
     divisor: int = 1

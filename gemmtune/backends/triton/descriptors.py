@@ -32,10 +32,7 @@ def is_transposed(layout: Layout) -> bool:
 
 
 def describable(layout: Layout) -> bool:
-    """Return True if a tensor descriptor can describe the matrix.
-
-    Address and pitch must be multiples of 16 bytes, with stride 1 along one dimension (CUDA driver API, cuTensorMapEncodeTiled).
-    """
+    """Return True if address and pitch are multiples of 16 bytes and one stride is 1 (CUDA driver API, cuTensorMapEncodeTiled)."""
     count, length, pitch = _lines(layout)
     apart = count == 1 or (pitch >= length and pitch * layout.dtype.itemsize % ALIGNED_BYTES == 0)
     return 1 in layout.stride[-2:] and pitch > 0 and apart and layout.offset == 0

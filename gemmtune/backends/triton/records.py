@@ -95,10 +95,7 @@ def operand_number(place: int) -> int:
 
 
 def launch_record(record: Record, metadata: Any) -> toolchain_record.Record:
-    """Return the launch in the driver's form; ``metadata`` is Triton's.
-
-    Descriptors come first, then a slot of 8 bytes for each parameter. The sizes and strides of a descriptor follow it.
-    """
+    """Return the driver's launch: descriptors, 8 bytes per parameter, descriptors' sizes and strides. ``metadata`` is Triton's."""
     first = toolchain_record.MAP_BYTES * sum(how is not None for _, how in record.operands)
     slots: list[int] = []
     arguments: list[int] = []

@@ -120,10 +120,7 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: Config) -> str 
 
 
 def vector_resources(problem: Problem, device: DeviceInfo, config: Config) -> Resources:
-    """Return an estimate of the registers, and an upper bound of the shared memory.
-
-    That holds the stages of b and a, the warps' sums, or a row of a on its way to the layout of b.
-    """
+    """Return estimated registers, and a bound of shared memory: stages of b and a, sums of warps, or a row of a in b's layout."""
     line_bytes = config.block_n * problem.b.dtype.itemsize + config.block_m * problem.dtype.itemsize
     stages, acc_bytes = line_bytes * config.block_k * (config.stages - 1), problem.accumulator.itemsize
     if problem.widens_b:  # a row of a goes through shared memory to the layout of the weights

@@ -59,10 +59,7 @@ def error_text(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeatMap:
-    """Largest |got − expected| ÷ tolerance in each cell of a grid over one matrix of the result.
-
-    The matrix has ``rows`` rows and ``cols`` columns. Above 1 is wrong. NaN and unwritten elements count as infinity.
-    """
+    """Largest |got − expected| ÷ tolerance per cell of a matrix of the result. Infinite: NaN and unwritten elements."""
 
     batch: int
     rows: int
@@ -133,10 +130,7 @@ def heat_map(got: torch.Tensor, expected: torch.Tensor, tolerance: torch.Tensor,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A case with its outcome, or with None and the ``reason`` if it was not run.
-
-    ``known`` is the reason with which the case is listed as a known failure, or None.
-    """
+    """A case with its outcome, or None and the ``reason``. ``known`` is the reason why the case is known to fail, or None."""
 
     case: Case
     outcome: Outcome | None

@@ -67,10 +67,7 @@ class Case:
     result: str = ""
     """Dtype of the result, for operations whose calls may name it. Empty: the default of the operation."""
     k2: str = ""
-    """K of the second product c @ d of mm_plus_mm.
-
-    If given, c has the layout of b and d that of a. Empty: K of the first product, with c laid out as a and d as b.
-    """
+    """K of c @ d of mm_plus_mm, with c laid out as b and d as a. Empty: K of the first product, with c laid out as a and d as b."""
     blocks: str = ""
     """Class of a block-sparse weight, as ``labels.sparsity_of_text`` reads it. Empty: 16x16 blocks, half of them present."""
     groups: str = ""

@@ -20,10 +20,7 @@ _GOLDEN = 0.6180339887498949
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """Fields of a case that choose among the forms of its operation.
-
-    ``other`` means that b has the 8-bit float that a has not, ``picks`` that an index picks rows of a.
-    """
+    """Fields of a case that choose a form. ``other``: b has the other 8-bit float. ``picks``: an index picks rows of a."""
 
     scales: str = "tensor"
     scale_dtype: str = ""
@@ -59,10 +56,7 @@ PLAIN_FORMS = (Form(),)
 
 
 def forms_of(op: str, traits: Traits) -> tuple[Form, ...]:
-    """Return the forms that the traits declare of an operation: ``PLAIN_FORMS`` if its row leaves no choice.
-
-    Return none if no kind of scales, of weights, or of routes is declared.
-    """
+    """Return the declared forms of an operation, ``PLAIN_FORMS`` if it has no choice, none if no kind that it needs is declared."""
     scales = traits.scales_of(op)
     weights = tuple(word for word in traits.weights if word in weights_of(op))
     ways = tuple(_ways(op, traits.gates, traits.index_dtypes))
@@ -124,10 +118,7 @@ def _unless(default: str, word: str) -> str:
 
 
 def form_number(number: int, count: int) -> int:
-    """Return the index of the ``number``-th form among ``count``.
-
-    ``count`` consecutive numbers visit each index once, and neighbouring numbers give distant indices.
-    """
+    """Return an index below ``count``: consecutive numbers visit each once, and neighbours give distant ones."""
     step = max(1, round(count * _GOLDEN))
     while math.gcd(step, count) > 1:
         step += 1

@@ -92,10 +92,7 @@ def all_pairs(scope: Scope) -> tuple[Pair, ...]:
 
 
 def covering(*lengths: int, start: int = 0) -> Iterator[tuple[int, ...]]:
-    """Yield every combination of indices below ``lengths`` once, ordered so that all values of each index come early.
-
-    The first max(lengths) combinations contain every value of each index.
-    """
+    """Yield each combination of indices below ``lengths`` once. The first max(lengths) contain every value of each index."""
     total = math.prod(lengths)
     order = sorted(range(len(lengths)), key=lambda axis: -lengths[axis])
     for number in range(start, start + total):
@@ -198,11 +195,7 @@ def _routed(plain: Case, tokens: str, m: int, number: int) -> dict[str, str]:
 
 
 def sample_order(cases: Iterable[Case], *, seed: int) -> list[Case]:
-    """Return the cases in an order of which every prefix is a sample.
-
-    Properties alternate, and within a property its operations and dtypes. The same cases and seed give the same order in every
-    process.
-    """
+    """Return the cases, properties and then their operations and dtypes in turn, so that every prefix is a sample."""
     by_property: dict[str, dict[tuple[str, str], list[Case]]] = {}
     for case in cases:
         by_property.setdefault(case.property_name, {}).setdefault((case.op, case.dtype), []).append(case)

@@ -67,10 +67,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _reproduced(view: View, evidence: Evidence) -> tuple[list[str], str, list[str]]:
-    """Try all bugs on a view.
-
-    Return those that give this result everywhere, the first that gives it only at the wrong elements, and the unsure ones.
-    """
+    """Return the bugs that give this result everywhere, the first that gives only the wrong elements, and the unsure ones."""
     everywhere: list[str] = []
     possible: list[str] = []
     confined = ""

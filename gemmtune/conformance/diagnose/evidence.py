@@ -28,11 +28,7 @@ MOST_MACS = 2**22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Wrong result of one call.
-
-    ``got``, ``expected`` and ``tolerance`` are float64 (B, M, N). ``bad`` and ``unwritten`` are masks of that shape. ``earlier``
-    has results of earlier calls.
-    """
+    """Wrong result of one call: float64 (B, M, N), masks of its ``bad`` and ``unwritten`` elements, and ``earlier`` results."""
 
     problem: Problem
     operands: Operands
@@ -73,10 +69,7 @@ class Seen(Protocol):
 
 
 class View(Seen):
-    """Some rows and columns of some batches of the evidence, in float64 on the CPU. A hundred bugs are tried on it.
-
-    It contains wrong lines, right lines, the first line and the last lines.
-    """
+    """Rows and columns of the evidence in float64 on the CPU: wrong, right, first and last ones. A hundred bugs are tried."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence

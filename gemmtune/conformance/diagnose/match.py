@@ -11,8 +11,7 @@ from ...problem.dtypes import dtype_info
 from .evidence import Seen, View
 
 LEAST_BITS = 20.0
-"""Minimum evidence in bits, in addition to log2 of the number of variants tried. Over a few hundred bugs it leaves a chance of 1 in
-10^4 for a wrong match."""
+"""Minimum evidence in bits beside log2 of the variants tried: a few hundred bugs give a wrong match with 1 in 10^4."""
 CONFINED_BITS = 36.0
 """Minimum evidence in bits for a bug that is confined to some places."""
 MOST_ELEMENT_BITS = 16.0

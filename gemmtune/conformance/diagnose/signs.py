@@ -102,10 +102,7 @@ TILES = (256, 128, 64, 32, 16, 8)
 
 
 def place(bad: torch.Tensor) -> str:
-    """Return the part of a mask (B, M, N) that is True, to follow "in": ``the last row``, ``batch 2, columns 64–95``.
-
-    Return an empty text if it is everywhere, or scattered.
-    """
+    """Return where a mask (B, M, N) is True, as in ``batch 2, columns 64–95``. Empty: everywhere, or scattered."""
     batch, m, n = bad.shape
     batches, rows, cols = bad.any(-1).any(-1), bad.any(-1).any(0), bad.any(-2).any(0)
     wrong = int(bad.sum())

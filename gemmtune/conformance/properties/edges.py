@@ -109,10 +109,7 @@ def _of_sizes(name: str, scope: Scope, sizes: tuple[Size, ...]) -> Iterator[Case
 
 
 def check_tiles(bench: Bench) -> None:
-    """Check single products of full significands, in rows then in columns, and some whole rows of random data within the bound.
-
-    A single product shows terms that are lost, or taken twice. All elements are compared, and no product is made for them.
-    """
+    """Check single products of full significands in rows, then columns: lost or repeated terms. Then check whole random rows."""
     if bench.problem.groups:
         _check_groups(bench)
         return

@@ -23,10 +23,7 @@ OPERANDS = ("a.row", "b.row", "a.col", "b.col", "out.row", "out.col")
 
 
 def check_large_offsets(bench: Bench) -> None:
-    """Check an operand with few rows so far apart that the last one begins beyond 2^31 elements.
-
-    The gaps between rows are never written, so that a CPU does not allocate physical memory for them.
-    """
+    """Check an operand whose last row begins beyond 2^31 elements. Gaps are never written, so a CPU has no memory for them."""
     a, b = (OperandLayout.parse(text).kind for text in (bench.case.a, bench.case.b))  # the same order of elements without gaps
     near = bench.sibling(a=a, b=b, out="")
     probe = exact_probe(near)

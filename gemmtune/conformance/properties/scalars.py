@@ -81,10 +81,7 @@ def check_scales(bench: Bench) -> None:
 
 
 def far_from_1(problem: Problem, operands: Operands) -> Operands | None:
-    """Return the operands with a smaller scale_b and, if there is a scale_a, a larger scale_a that compensates.
-
-    Return None if a dtype cannot hold such numbers.
-    """
+    """Return operands with a smaller scale_b and, if there is one, a larger scale_a. None: a dtype cannot hold such numbers."""
     scale_a, scale_b = operands.scale_a, operands.scale_b
     if problem.scale_b is None or scale_b is None or torch.float16 in (scale_b.dtype, problem.dtype):
         return None

@@ -67,10 +67,7 @@ def _check_one_nan(bench: Bench) -> None:
 
 
 def check_infinity(bench: Bench) -> None:
-    """Check infinities in a or b (the variant) times 1, −1 and 0. One line has both signs, which gives NaN if both count.
-
-    The added operand has one of each sign, times beta.
-    """
+    """Check infinities in a or b (the variant) times 1, −1 and 0, of both signs in one line and in the added operand."""
     which = bench.case.variant or "a"
     operands = bench.probes.integers()
     if which == "c" and operands.inp is not None:
@@ -88,10 +85,7 @@ def check_infinity(bench: Bench) -> None:
 
 
 def check_zeros(bench: Bench) -> None:
-    """Check zeros in one operand against NaN or infinities in the other: a third of its lines, a block, a range of K, all of it.
-
-    The variant names the operand with the zeros, their place, and the other number.
-    """
+    """Check zeros in one operand (the variant names it and their place) against NaN or infinities in the other."""
     which, where, value = (bench.case.variant or "a.lines.nan").split(".")
     operands = bench.probes.integers()
     a, b = as_batches(operands.a), as_batches(operands.b).mT
@@ -155,10 +149,7 @@ def _check_range(bench: Bench, alpha: float = 1) -> None:
 
 
 def check_subnormal(bench: Bench) -> None:
-    """Check that sums of subnormal numbers of a, or of b (the variant), are exact.
-
-    Variant ``results``: normal operands with subnormal sums. Subnormal numbers may be 0 if flushing is declared.
-    """
+    """Check sums of subnormal a or b, or ``results``: subnormal sums of normal numbers. Zero passes if flushing is declared."""
     operands = bench.probes.integers()
     a, b = operands.a, operands.b
     if bench.case.variant == "results":

@@ -57,10 +57,7 @@ SHARINGS: dict[str, Sharing] = {"start": "same start", "overlap": "overlapping"}
 
 
 def check_relayout(bench: Bench) -> None:
-    """Check calls of one size with changing strides: plain, the case's for a, for b, for both, then plain again.
-
-    The variant is another dtype, which is used in between.
-    """
+    """Check calls of one size: plain, then the case's strides for a, b, both, then plain. The variant is a dtype in between."""
     case = bench.case
     steps = [("row", "row", case.dtype), (case.a, "row", case.dtype), ("row", case.b, case.dtype), (case.a, case.b, case.dtype)]
     steps += [("row", "row", case.variant), (case.a, case.b, case.variant)] if case.variant else []

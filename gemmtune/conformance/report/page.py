@@ -10,7 +10,7 @@ from ...page import Cell, Table, page, section
 from ...selector.text_table import counted
 from ..bench.outcome import HeatMap
 from ..runs.files import command, pytest_command
-from .summary import NOT_ASKED, FailureGroup, PropertySummary, Standing, Summary, tile_places
+from .summary import NOT_ASKED, FailureGroup, PropertySummary, Standing, Summary, shown_counts, tile_places
 from .text import header_lines, verdict_line
 
 MOST_GROUPS = 60
@@ -44,16 +44,14 @@ def as_html(summary: Summary) -> str:
 
 
 def _properties(properties: list[PropertySummary]) -> Table:
-    columns = {"executed": "executed", "failed": "failed", "refused": "refused", "known": "known", "skipped": "not run"}
-    kept = [name for name in columns if name not in ("known", "skipped") or any(getattr(p, name) for p in properties)]
-    rows = []
+    counts, rows = shown_counts(properties), []
     for p in properties:
         error = p.error_over_bound
         shown = "" if error is None else "> 1" if error > 1 else f"{error:.2f}"
-        numbers = (Cell(text=str(getattr(p, name)), number=getattr(p, name)) for name in kept)
+        numbers = (Cell(text=str(getattr(p, name)), number=getattr(p, name)) for name in counts)
         over = Cell(text=shown, number=-1.0 if error is None else error)
         rows.append((Cell(text=p.name), Cell(text=str(p.standing), mark=_MARKS[p.standing]), *numbers, over, Cell(text=p.meaning)))
-    names = ("property", "verdict", *(columns[name] for name in kept), "error / bound", "meaning")
+    names = ("property", "verdict", *counts.values(), "error / bound", "meaning")
     return Table(name="properties", columns=names, rows=rows, filters=("verdict",), minor=("refused",))
 
 

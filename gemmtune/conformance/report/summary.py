@@ -36,10 +36,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropertySummary:
-    """Results of one property: its standing and how many of its cases were executed, refused by the GEMM, or not run.
-
-    ``failed`` counts the cases that violate the property, including cases of other properties.
-    """
+    """Results of one property. ``failed`` counts the cases that violate it, including cases of other properties."""
 
     name: str
     meaning: str
@@ -55,6 +52,13 @@ class PropertySummary:
     """Cases that were not run: listed to be skipped, past the time limit, or after too many crashes."""
     error_over_bound: float | None = None
     """Largest error of the property's cases, as a fraction of the bound."""
+
+
+def shown_counts(properties: Iterable[PropertySummary]) -> dict[str, str]:
+    """Return the counts to show, as field and title: those that any property has, and always three."""
+    counts = {"executed": "executed", "failed": "failed", "refused": "refused", "known": "known", "skipped": "not run"}
+    always, properties = list(counts)[:3], tuple(properties)
+    return {name: title for name, title in counts.items() if name in always or any(getattr(p, name) for p in properties)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

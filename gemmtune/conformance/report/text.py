@@ -10,7 +10,7 @@ from ...selector.text_table import TextTable, counted
 from ..options import RunOptions
 from ..runs.files import command, pytest_command
 from ..runs.isolation import Ground
-from .summary import NOT_ASKED, FailureGroup, PropertySummary, Standing, Summary, tile_places, versions
+from .summary import NOT_ASKED, FailureGroup, PropertySummary, Standing, Summary, shown_counts, tile_places, versions
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -96,17 +96,10 @@ def _unfolded(text: str, style: str) -> Text:
 
 
 def _table(properties: tuple[PropertySummary, ...]) -> TextTable:
-    columns = {
-        "executed": [str(p.executed) for p in properties],
-        "failed": [str(p.failed) for p in properties],
-        "refused": [str(p.refused) for p in properties],
-    }
-    if any(p.known for p in properties):
-        columns["known"] = [str(p.known) for p in properties]
-    if any(p.skipped for p in properties):
-        columns["not run"] = [str(p.skipped) for p in properties]
-    table = TextTable(texts=("property", "meaning"), numbers=tuple(columns), last="verdict", optional=("meaning",))
-    for p, *numbers in zip(properties, *columns.values(), strict=True):
+    counts = shown_counts(properties)
+    table = TextTable(texts=("property", "meaning"), numbers=tuple(counts.values()), last="verdict", optional=("meaning",))
+    for p in properties:
+        numbers = (str(getattr(p, name)) for name in counts)
         standing = f"{p.standing}: {_short(p.reason)}" if p.reason else str(p.standing)
         table.add_row(_line(p.name), _line(p.meaning), *numbers, _line(standing, _STYLES[p.standing]))
     return table

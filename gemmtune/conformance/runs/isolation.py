@@ -67,10 +67,7 @@ class InProcessRunner:
 
 
 class IsolatedRunner:
-    """Runner of cases in a worker process. A case that kills or hangs it, or breaks its device, gets it replaced.
-
-    ``timeout_s`` is the time limit of one case, compilation included.
-    """
+    """Runner in a worker process, replaced if a case kills it, takes over ``timeout_s`` with compilation, or breaks the device."""
 
     def __init__(self, spec: SubjectSpec, device: str, *, timeout_s: float = 120.0) -> None:
         self._spec = spec

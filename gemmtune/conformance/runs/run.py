@@ -42,10 +42,7 @@ LEAST_EXECUTED = {Level.SMOKE: 40, Level.FULL: 80, Level.EXHAUSTIVE: 160}
 
 
 def find_ground(options: RunOptions) -> tuple[Ground, Runner]:
-    """Load the GEMM of the options and return its description, with the runner for its cases.
-
-    Raises SubjectError, TraitsError or UnavailableError if the GEMM, its declarations or the device do not allow a run.
-    """
+    """Return the GEMM's description and the runner for its cases. Raises SubjectError, TraitsError or UnavailableError."""
     wanted = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if wanted.partition(":")[0] not in ("cpu", "cuda"):
         raise ConformanceError(f"device: got {wanted!r}, expected cpu, cuda or cuda:N")

@@ -27,10 +27,7 @@ from ..properties.table import property_named
 from .one_case import arguments_for
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
-"""Tools of compute-sanitizer.
-
-memcheck finds out-of-bounds and misaligned accesses, racecheck races in shared memory, initcheck reads of unwritten memory.
-"""
+"""Tools for accesses out of bounds or misaligned, races in shared memory, and reads of unwritten memory."""
 MOST_FINDINGS = 20
 """Findings of one run that are reported in full. All are counted."""
 TIMEOUT_S = 600.0

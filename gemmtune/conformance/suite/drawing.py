@@ -101,10 +101,7 @@ def cases(draw: st.DrawFn, wanted: Property, scope: Scope) -> Case:
 
 @st.composite
 def layouts(draw: st.DrawFn, scope: Scope, *, batched: bool) -> str:
-    """Draw the strides of a or b, among the kinds of a scope.
-
-    Every kind draws the same number of values. Hypothesis takes fewer draws for simpler, and would not shrink to plain rows.
-    """
+    """Draw strides among a scope's kinds. Each draws as many values: Hypothesis takes fewer draws for simpler."""
     kinds = scope.tested_kinds
     kind = draw(st.sampled_from([k for k in kinds if k not in ("padded", "offset", *BATCH_KINDS.values())]))
     pad = draw(st.sampled_from(PADS)) if "padded" in kinds else 0

@@ -13,9 +13,10 @@ from ....problem import Problem
 from ....toolchain.orientation import orient
 from ....toolchain.record import A, Address, B, Record
 from .. import kernel
-from ..boxes import LINE, by_k, staged_map
-from ..family import INT32_LIMIT, Family
-from ..hopper import MMA, TMA_BYTES, clusters_at_a_time
+from ..boxes import LINE, by_k, staged_map, why_not_box
+from ..family import Family
+from ..groups import why_not_placed
+from ..hopper import MMA, clusters_at_a_time
 from ..kernel import KernelSource
 from .configs import FRAGMENT, GIVEN_REGISTERS, SHAPES, Config, groups_of, tiles_of, units_of, why_not_config
 from .packing import block_of, claims_of_blocks, format_of, fragments_at, packed, why_not_weight, words_of
@@ -28,30 +29,6 @@ FLOPS_PER_NS = 2650.0
 """Throughput of one multiprocessor with warp products (mma)."""
 STEP_NS, LATENCY_NS = 4.0, 500.0
 """Scheduler time of a step without blocks in one warp, and the latency of loading a fragment."""
-
-
-def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
-    """Return the model's time of a launch, in microseconds: the bottleneck of one tile, times the waves of tiles."""
-    shape, sparsity = config.shape, problem.blocks
-    density, block = max(sparsity.density, 0.005), sparsity.block_k
-    x_bytes = 2.0 * problem.k * shape.block_n
-    weight_bytes = 2.0 * density * problem.k * shape.rows
-    fragments = weight_bytes / (2 * FRAGMENT**2)
-    tile_ns = max(
-        (x_bytes / shape.cluster + weight_bytes) / SM_GBPS,
-        (x_bytes + fragments * 2 * FRAGMENT * shape.block_n * FRAGMENT / block) / SHARED_GBPS,
-        weight_bytes * shape.block_n / FLOPS_PER_NS,
-        fragments / shape.warps / shape.queue * LATENCY_NS,
-        problem.k / LINE * shape.warps * STEP_NS,
-    )
-    rounds = -(-tiles_of(problem, shape) // clusters_at_a_time(device.sm_count, shape.cluster))
-    moved = 2 * (density * problem.n + problem.m) * problem.k + problem.out.dtype.itemsize * problem.m * problem.n
-    return LAUNCH_US + max(rounds * (TILE_US + tile_ns / 1e3), moved / DRAM_GBPS / 1e3)
-
-
-def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
-    found = [Config(shape=shape, blocks=max(device.sm_count, shape.cluster), pdl=True) for shape in SHAPES]
-    return sorted(found, key=lambda config: (estimate_us(problem, device, config), str(config)))
 
 
 DENSEST = 0.4
@@ -74,22 +51,36 @@ class Bsr(Family[Config]):
     """Family of ``bsr.cu.jinja``. ``configs.py`` has the legality."""
 
     name = "bsr"
+    package = __package__
     likely = 1.5
     instruction = MMA
     legal_between = True
     why_not_config = staticmethod(why_not_config)
-    candidates = staticmethod(candidates)
-    estimate_us = staticmethod(estimate_us)
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
-        if (reason := why_not_weight(problem, device)) is not None:
-            return reason
-        if max(problem.m, problem.n, problem.k) >= INT32_LIMIT // 2:
-            return "a tile past the last row or column would not fit 32 bits"
-        if by_k(problem.a) is None:
-            where = f"x has strides {problem.a.stride} and offset {problem.a.offset}"
-            return f"{where}: TMA copies rows or columns that are aligned to {TMA_BYTES} bytes"
-        return None
+        return why_not_weight(problem, device) or why_not_placed(problem) or why_not_box("x", problem.a)
+
+    def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
+        found = [Config(shape=shape, blocks=max(device.sm_count, shape.cluster), pdl=True) for shape in SHAPES]
+        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), str(config)))
+
+    def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
+        """Return the model's time of a launch, in microseconds: the bottleneck of one tile, times the waves of tiles."""
+        shape, sparsity = config.shape, problem.blocks
+        density, block = max(sparsity.density, 0.005), sparsity.block_k
+        x_bytes = 2.0 * problem.k * shape.block_n
+        weight_bytes = 2.0 * density * problem.k * shape.rows
+        fragments = weight_bytes / (2 * FRAGMENT**2)
+        tile_ns = max(
+            (x_bytes / shape.cluster + weight_bytes) / SM_GBPS,
+            (x_bytes + fragments * 2 * FRAGMENT * shape.block_n * FRAGMENT / block) / SHARED_GBPS,
+            weight_bytes * shape.block_n / FLOPS_PER_NS,
+            fragments / shape.warps / shape.queue * LATENCY_NS,
+            problem.k / LINE * shape.warps * STEP_NS,
+        )
+        rounds = -(-tiles_of(problem, shape) // clusters_at_a_time(device.sm_count, shape.cluster))
+        moved = 2 * (density * problem.n + problem.m) * problem.k + problem.out.dtype.itemsize * problem.m * problem.n
+        return LAUNCH_US + max(rounds * (TILE_US + tile_ns / 1e3), moved / DRAM_GBPS / 1e3)
 
     def why_not_likely(self, problem: Problem, device: DeviceInfo, search: str) -> str | None:  # noqa: ARG002 - device-independent
         if problem.blocks.density <= DENSEST or search == "exhaustive":
@@ -115,9 +106,7 @@ class Bsr(Family[Config]):
         return packed(b)
 
     def source(self, problem: Problem, config: Config) -> KernelSource:
-        return KernelSource(
-            kernel=self.kernel,
-            unit=(__package__, "bsr.cu.jinja"),
+        return self.made(
             files=(*kernel.STAGED_PRODUCTS, *kernel.STORE, *kernel.files_of(__package__, "device", "steps", "results")),
             values=kernel.common_values(problem, Work, {"packed": "unsigned char const*"})
             | kernel.values_of(config.shape, "gives_registers", "left_registers")
@@ -132,8 +121,7 @@ class Bsr(Family[Config]):
 
     def record(self, problem: Problem, config: Config) -> Record:
         shape, oriented, block = config.shape, orient(problem, swap_ab=True), block_of(problem)
-        work = Work()
-        kernel.fill_common(work, oriented.out, oriented.added)
+        work = kernel.work_of(Work, oriented.out, oriented.added)
         work.rows, work.cols, work.steps = problem.n, problem.m, -(-problem.k // LINE)
         work.units, work.words = units_of(problem.n), words_of(problem.k, block)
         work.fragments_at = fragments_at(problem.n, problem.k, block)
@@ -141,15 +129,14 @@ class Bsr(Family[Config]):
         stored = (problem.out, TRANSPOSED_ELEMENTS) if stores_transposed(problem) else (oriented.out, 2)
         work.paired, aligned = kernel.aligned_out(Work.paired, *stored)
         return self.launch(
+            problem,
             config,
             work,
             (staged_map(problem.a, A, shape.block_n, LINE, shape.cluster),),
             grid=(shape.cluster * min(config.blocks // shape.cluster, work.tiles), 1, 1),
             cluster=shape.cluster,
-            addresses=(*kernel.addresses_of(len(oriented.added)), Address(offset=Work.packed.offset, operand=B)),
-            scalars=kernel.scalars_of(problem),
+            addresses=(Address(offset=Work.packed.offset, operand=B),),
             aligned=aligned,
-            alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )
 
 

@@ -13,12 +13,12 @@ from ....device import DeviceInfo
 from ....numerics.reduction import Reduction, even_parts, reduction_of
 from ....problem import Problem
 from ....problem.rules import why_not_dense
-from ....toolchain.record import WORKSPACE, A, Address, B, Record
+from ....toolchain.record import WORKSPACE, Address, Record
 from ....toolchain.structs import strides_of
 from .. import kernel
 from ..boxes import by_k, grid_of, operands_of, staged_maps, why_not_boxes
 from ..family import Family, beginnings, float32_sums, why_not_epilogue, why_not_here
-from ..hopper import TMA_BYTES, WGMMA
+from ..hopper import WGMMA
 from ..kernel import KernelSource
 from .configs import Config, clusters_of, why_not_config
 from .rank import candidates, cluster_counts, estimate_us, is_likely, why_not_likely
@@ -42,10 +42,7 @@ class Work(kernel.Work):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """Workspace of clusters that share tiles. Every launch leaves it zero.
-
-    First come the arrival counters of slices, then the marks of warps that left their work, then the partial sums.
-    """
+    """Workspace of clusters that share tiles, zero between launches: counters of slices, marks of warps that left, partial sums."""
 
     slices: int
     slice_quads: int
@@ -88,6 +85,7 @@ class Cluster(Family[Config]):
     """Family of ``cluster.cu.jinja``. ``rank.py`` has the ranking, ``configs.py`` the legality."""
 
     name = "cluster"
+    package = __package__
     legal_between = True
     likely = 1.2
     instruction = WGMMA
@@ -137,9 +135,7 @@ class Cluster(Family[Config]):
     def source(self, problem: Problem, config: Config) -> KernelSource:
         p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
         pointers = {"parts": "uint4*", "arrivals": "unsigned long long*", "left": "unsigned*"}
-        return KernelSource(
-            kernel=self.kernel,
-            unit=(__package__, "cluster.cu.jinja"),
+        return self.made(
             files=(
                 *kernel.STAGED_PRODUCTS,
                 *kernel.files_of(__package__, "device", "steps"),
@@ -155,8 +151,7 @@ class Cluster(Family[Config]):
         shape, (p, q, oriented), sums = config.shape, operands_of(problem, swap_ab=config.swap_ab), Sums.of(problem, config)
         tiles_m, tiles_n = grid_of(problem, config)
         clusters_m, clusters_n = -(-tiles_m // shape.cluster_m), -(-tiles_n // shape.cluster_n)
-        work = Work()
-        kernel.fill_common(work, oriented.out, oriented.added)
+        work = kernel.work_of(Work, oriented.out, oriented.added)
         work.rows, work.cols, work.clusters_n = p.size[-2], q.size[-2], clusters_n
         work.steps, work.prefetch_stages = -(-problem.k // shape.block_k), config.prefetch_stages
         work.clusters_per_tile, work.interleaved_k = sums.clusters, config.interleaved_k
@@ -166,16 +161,15 @@ class Cluster(Family[Config]):
         work.p_batched, work.q_batched = bool(strides_of(p).batch), bool(strides_of(q).batch)
         work.paired, aligned = kernel.aligned_out(Work.paired, oriented.out, 2)
         return self.launch(
+            problem,
             config,
             work,
             staged_maps(problem, config, (shape.block_m, shape.block_n), shape.block_k),
             grid=(shape.cluster * sums.clusters, clusters_m, clusters_n * problem.batch),
             cluster=shape.cluster,
-            addresses=(*kernel.addresses_of(len(oriented.added)), *sums.addresses),
-            scalars=kernel.scalars_of(problem),
+            addresses=sums.addresses,
             aligned=aligned,
             workspace_bytes=sums.size_bytes,
-            alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )
 
 

@@ -108,10 +108,7 @@ def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
 
 
 def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
-    """Return every shape with and without ``swap_ab``, with the likeliest number of clusters per tile, best first.
-
-    The shapes of ONE_RUN have one cluster per tile.
-    """
+    """Return every shape in both orientations with its likeliest clusters per tile (ONE_RUN: one), best first."""
     both = (False, True)
     found = [_filled(shape, problem, device, swap_ab=swap_ab) for shape in (*SHAPES, *MIDDLE) for swap_ab in both]
     found += [Config(shape=shape, swap_ab=swap_ab, pdl=True) for shape in ONE_RUN for swap_ab in both]

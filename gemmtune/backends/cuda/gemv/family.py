@@ -1,7 +1,8 @@
-"""Family of kernels for one to four rows: supported problems, source and launches."""
+"""Family of kernels for one to four rows: configs, legality, the time model with an H200's rates, and launches."""
 
 import ctypes
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -16,10 +17,120 @@ from ....toolchain.record import A, Address, B, Record
 from ...cpp.printer import STORAGE_TYPES
 from .. import columns, kernel
 from ..family import beginnings, float32_sums, why_not_epilogue, why_not_here
-from ..hopper import MMA
-from ..kernel import KernelSource, addresses_of, common_values, files_of, fill_common, scalars_of, values_of
+from ..hopper import MMA, MOST_GRID, registers_per_thread
+from ..kernel import KernelSource, common_values, files_of, values_of, work_of
 from ..mixed.family import NUMBERS, PTX, matrix
-from .configs import BLOCK_M, Config, candidates, estimate_us, row_bytes, stored, tiles_of, why_not_config, words_of
+from ..mixed.weights import Weights, weights_of
+
+BLOCK_M = 4
+"""Maximum rows of a: half of the columns of a warp product."""
+TILE_N = 8
+"""Columns of b in a warp product: half of its rows."""
+MOST_WORDS = 4
+"""Maximum 32-bit words in one load of a thread."""
+A_WORDS = 16
+"""Maximum words of a's row that a thread holds in registers: one stage of 4-bit weights."""
+BASE_REGISTERS, TILE_REGISTERS = 14, 8
+"""Registers of a thread in addition to weights, rows and sums: numbers and addresses. The second value is per tile."""
+MOST_RESIDENT_WARPS = 32
+"""Maximum warps planned for a multiprocessor. More would leave too few registers for loads in flight."""
+LAUNCH_US = 2.0
+STEP_US = 0.1
+"""Time of each line that a warp reads after its first ones, because its rows of a come from L1 just before."""
+DRAM_GBPS = 4300.0
+HALF_RATE_BYTES = 2 * 2**20
+"""Bytes in flight on all multiprocessors that reach half of the bandwidth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Block of ``warps`` that divide K, for ``block_n`` columns of b, with ``stages`` lines of each in flight per warp."""
+
+    block_n: int
+    stages: int
+    warps: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def col_tiles(self) -> int:
+        return self.block_n // TILE_N
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block. It holds only sums: one set per half line and warp."""
+        return 2 * self.warps * self.block_n * BLOCK_M * 4
+
+    def a_stages(self, weights: Weights) -> int:
+        """Return the stages whose rows of a are in flight or in registers."""
+        return min(self.stages, A_WORDS * weights.bits // (16 * words_of(weights)))
+
+    def registers(self, weights: Weights) -> int:
+        words = words_of(weights)
+        grouped = {name for name, factor in weights.factors.items() if factor.group}
+        factors = self.stages * self.col_tiles * (("scale" in grouped) + 2 * ("zero" in grouped))
+        loaded = self.stages * self.col_tiles * 2 * words + self.a_stages(weights) * words * 16 // weights.bits
+        sums = (6 if "scale" in grouped else 4) + (4 if weights.zero else 0)
+        return BASE_REGISTERS + loaded + factors + self.col_tiles * (TILE_REGISTERS + sums)
+
+    def blocks_per_sm(self, weights: Weights) -> int:
+        most = max(MOST_RESIDENT_WARPS // self.warps, 1)
+        return next((n for n in range(most, 1, -1) if self.registers(weights) <= registers_per_thread(self.threads, n)), 1)
+
+    def block_k(self, weights: Weights) -> int:
+        """Return the elements of K that a block reads per step."""
+        return self.warps * line_bytes(weights) * 8 // weights.bits
+
+    def label(self, weights: Weights) -> str:
+        """Return a name such as ``i4_4x8x2048_s4_w8``: rows, block_n, elements of K per step, stages, warps."""
+        kind = f"i{weights.bits}_" if weights.bits < 16 else ""
+        return f"{kind}{BLOCK_M}x{self.block_n}x{self.block_k(weights)}_s{self.stages}_w{self.warps}"
+
+
+SHAPES: tuple[Shape, ...] = tuple(
+    Shape(block_n=block_n, stages=stages, warps=warps)
+    for block_n, stages, warps in ((8, 4, 8), (8, 4, 4), (8, 2, 8), (8, 2, 16), (8, 8, 4), (16, 2, 8), (16, 4, 4), (16, 4, 8))
+)
+"""Shapes with one or two column tiles, and with more bytes in registers or more warps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Shape plus launch parameters. ``pdl``: the launch may begin early, and prefetches its first ``prefetch_stages`` into L2."""
+
+    shape: Shape
+    pdl: bool = False
+    prefetch_stages: int = 0
+
+    def label(self, weights: Weights) -> str:
+        return f"{self.shape.label(weights)}{f'_pdl{self.prefetch_stages or str()}' if self.pdl else ''}"
+
+
+def stored(problem: Problem) -> Weights:
+    """Return the storage of b: narrow weights, or 16-bit numbers of a's dtype."""
+    return weights_of(problem) if problem.widens_b else Weights(bits=16, signed=True)
+
+
+def words_of(weights: Weights) -> int:
+    """Return the words of a column in one load of a thread. The loads of four threads share one scale and one zero point."""
+    return min(MOST_WORDS, *(factor.group * weights.bits // 128 or MOST_WORDS for factor in weights.factors.values()), MOST_WORDS)
+
+
+def line_bytes(weights: Weights) -> int:
+    """Return the bytes of a column that a warp reads per step: two loads of four threads."""
+    return 32 * words_of(weights)
+
+
+def row_bytes(problem: Problem) -> int:
+    return problem.k * stored(problem).bits // 8
+
+
+def tiles_of(problem: Problem, config: Config) -> int:
+    """Return the number of blocks that cover b's columns."""
+    return -(-problem.n // config.shape.block_n)
+
 
 OPERATIONS = ("mm", "addmm", "mixed_mm")
 LOAD_BYTES = columns.ALIGNED_BYTES
@@ -39,15 +150,13 @@ class Work(kernel.Work):
 
 
 class Gemv(columns.ColumnsFamily[Config]):
-    """Family of ``gemv.cu.jinja``. ``configs.py`` has its shapes, legality and ranking."""
+    """Family of ``gemv.cu.jinja``."""
 
     name = "gemv"
+    package = __package__
     legal_between = True
     likely = 1.3
     instruction = MMA
-    why_not_config = staticmethod(why_not_config)
-    candidates = staticmethod(candidates)
-    estimate_us = staticmethod(estimate_us)
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
         if (reason := why_not(problem, OPERATIONS) or why_not_here(problem, device)) is not None:
@@ -58,6 +167,32 @@ class Gemv(columns.ColumnsFamily[Config]):
             return f"b is {dtype_name(problem.b.dtype)}, expected integers"
         return _why_not_operands(problem) or why_not_epilogue(problem)
 
+    def why_not_config(self, problem: Problem, device: DeviceInfo, config: Config) -> str | None:  # noqa: ARG002 - device-independent
+        tiles = tiles_of(problem, config)
+        if tiles > MOST_GRID:
+            return f"{tiles} blocks of columns, at most {MOST_GRID} fit a dimension of a grid"
+        needed, most = config.shape.registers(stored(problem)), registers_per_thread(config.shape.threads, 1)
+        return f"needs about {needed} registers for each thread, {most} are left" if needed > most else None
+
+    def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
+        """Return every shape with PDL and prefetch, the likeliest first."""
+        found = [Config(shape=shape, pdl=True, prefetch_stages=shape.stages) for shape in SHAPES]
+        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), str(config)))
+
+    def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
+        """Return the model's time of a launch: bytes over bandwidth, and the steps after a warp's first loads."""
+        shape, weights, tiles = config.shape, stored(problem), tiles_of(problem, config)
+        resident, lines = shape.blocks_per_sm(weights), -(-row_bytes(problem) // line_bytes(weights))
+        each = -(-tiles // device.sm_count)  # maximum blocks on one multiprocessor
+        steps = -(-lines // shape.warps)
+        held = min(shape.stages, steps) * TILE_N * shape.col_tiles * line_bytes(weights) * min(shape.warps, lines)
+        on_their_way = min(tiles, device.sm_count * min(each, resident)) * held
+        # Blocks that start as others end even out the load.
+        uneven = each * device.sm_count / tiles if each <= resident else 1 + 0.5 * resident * device.sm_count / tiles
+        rate = on_their_way / (on_their_way + HALF_RATE_BYTES) / uneven
+        rounds = max(each / resident, 1.0)
+        return LAUNCH_US + problem.bytes / DRAM_GBPS / rate / 1e3 + STEP_US * (max(steps - shape.stages, 0) + rounds - 1)
+
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002 - always
         yield from beginnings(config, config.shape.stages)
 
@@ -65,10 +200,7 @@ class Gemv(columns.ColumnsFamily[Config]):
         return config.label(stored(problem))
 
     def claims(self, problem: Problem, config: Config) -> Claims:
-        """Return the claims. Weights are rounded to a's dtype if zero points are subtracted; scales multiply sums.
-
-        The halves of lines are summed separately.
-        """
+        """Return the claims: half lines are summed apart, and weights with zero points are rounded to a's dtype."""
         return float32_sums(splits=2 * config.shape.warps, weights=problem.dtype if stored(problem).zero else None)
 
     def reduction(self, problem: Problem, config: Config) -> Reduction | None:
@@ -86,9 +218,7 @@ class Gemv(columns.ColumnsFamily[Config]):
         first, scale = common["first_operand"], weights.scale
         read_at_end = [(0, STORAGE_TYPES[scale.dtype])] if scale is not None and not scale.group else []
         files = (PTX, NUMBERS) if weights.bits < 16 else (PTX,)
-        return KernelSource(
-            kernel=self.kernel,
-            unit=(__package__, "gemv.cu.jinja"),
+        return self.made(
             files=(*files, *files_of(__package__, "device", "sums", "store")),
             values=common
             | values_of(shape)
@@ -106,19 +236,16 @@ class Gemv(columns.ColumnsFamily[Config]):
         extra = problem.epilogue.operands if problem.epilogue else ()
         added = extra if problem.inp_read is None else (problem.inp_read, *extra)
         operands = [*map(matrix, problem.scales), *(x.expanded(problem.out.size) for x in added)]
-        work = Work()
-        fill_common(work, problem.out, operands)
+        work = work_of(Work, problem.out, operands)
         work.a_pitch, work.b_pitch = (x.stride[0] * x.dtype.itemsize for x in (problem.a, columns.columns_of(problem)))
         work.rows, work.cols, work.row_bytes = problem.m, problem.n, row_bytes(problem)
         work.prefetch_stages = config.prefetch_stages
-        multiplied = (Address(offset=Work.a.offset, operand=A), Address(offset=Work.b.offset, operand=B))
         return self.launch(
+            problem,
             config,
             work,
             grid=(1, tiles_of(problem, config), 1),
-            cluster=1,
-            addresses=(*addresses_of(len(operands)), *multiplied),
-            scalars=scalars_of(problem),
+            addresses=(Address(offset=Work.a.offset, operand=A), Address(offset=Work.b.offset, operand=B)),
             alignment=((A, LOAD_BYTES), (B, LOAD_BYTES)),
         )
 

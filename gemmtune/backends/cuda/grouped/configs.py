@@ -74,20 +74,13 @@ FITTED = (
     Shape(block_n=128, stages=6, fitted=32),
     Shape(block_m=256, block_n=160, stages=4, cluster_n=2, fitted=16),
 )
-"""Shapes with fitted tiles, which spare groups of a few more than 256 rows a second full tile.
-
-Doubling the columns of b in a tile halves how often rows are read.
-"""
+"""Shapes with fitted tiles, which spare groups of just over 256 rows a second full tile. Two tiles side by side share rows."""
 SHAPES: tuple[Shape, ...] = (
-    Shape(block_n=256, stages=4),
-    Shape(block_n=256, stages=4, cluster_m=2),
-    Shape(block_n=256, stages=4, cluster_n=2),
-    Shape(block_n=192, stages=5),
-    Shape(block_n=192, stages=5, cluster_m=2),
-    Shape(block_n=192, stages=5, cluster_n=2),
-    Shape(block_n=128, stages=6),
-    Shape(block_n=128, stages=6, cluster_m=2),
-    Shape(block_n=128, stages=6, cluster_n=2),
+    *(
+        Shape(block_n=block_n, stages=stages, cluster_m=cluster_m, cluster_n=cluster_n)
+        for block_n, stages in ((256, 4), (192, 5), (128, 6))
+        for cluster_m, cluster_n in ((1, 1), (2, 1), (1, 2))
+    ),
     Shape(block_n=64, stages=8),
     Shape(block_n=32, stages=10),
     Shape(block_n=16, stages=11),

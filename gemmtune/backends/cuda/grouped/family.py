@@ -38,42 +38,10 @@ STORED_GBPS = 40.0
 """Rate at which a block stores its results."""
 
 
-def estimate_us(problem: Problem, device: DeviceInfo, config: Config) -> float:
-    shape, rows = config.shape, config.tile[0] * config.shape.cluster_m
-    lines_q = float(shape.block_n)
-    if problem.divides_terms:
-        groups, k, below = float(problem.groups), problem.k / problem.groups, float(-(-problem.m // rows))
-    else:
-        groups, k = max(1.0, problem.groups * -math.expm1(-problem.m / problem.groups)), float(problem.k)  # nonempty groups
-        share = problem.m / groups
-        below = max(1.0, share / rows + 0.5)
-        if shape.fitted:
-            lines_q = min(shape.block_n, (share + shape.fitted / 2) / below)
-    steps = math.ceil(k / BLOCK_K)
-    clusters = groups * below * clusters_along_n(problem, config)
-    at_a_time = clusters_at_a_time(min(config.blocks, device.sm_count), shape.cluster)
-    waves = math.ceil(clusters / at_a_time) if clusters < 2 * at_a_time else clusters / at_a_time + 0.5
-    multiplying_ns = 2 * shape.block_m * lines_q * BLOCK_K / FLOPS_PER_NS
-    shared_p, shared_q = (shape.cluster_m, shape.cluster_n) if config.swap_ab else (shape.cluster_n, shape.cluster_m)
-    copied = 2 * BLOCK_K * (shape.block_m / shared_p + lines_q / shared_q)
-    copying_ns = copied * device.sm_count / L2_GBPS
-    step_ns = max(multiplying_ns, copying_ns, LEAST_STEP_NS)
-    tile_us = TILE_US + shape.block_m * lines_q * problem.out.dtype.itemsize / STORED_GBPS / 1e3 + steps * step_ns / 1e3
-    return LAUNCH_US + max(waves * tile_us, _memory_us(problem, groups)) + 0.01 * waves * tile_us
-
-
 def _memory_us(problem: Problem, groups: float) -> float:
     weights = groups * problem.n * problem.k if not problem.divides_terms else problem.n * problem.k
     elements = problem.m * problem.k + weights + problem.out.numel
     return elements * problem.dtype.itemsize / DRAM_GBPS / 1e3
-
-
-def candidates(problem: Problem, device: DeviceInfo) -> list[Config]:
-    """Return every shape with and without ``swap_ab``, best first. Fitted shapes need ``swap_ab`` and groups with enough rows."""
-    found = [_config(shape, device, swap_ab=swap_ab) for shape in SHAPES if not shape.fitted for swap_ab in (False, True)]
-    if not problem.divides_terms and problem.m > LEAST_FITTED_ROWS * problem.groups:
-        found += [_config(shape, device, swap_ab=True) for shape in FITTED]
-    return sorted(found, key=lambda config: (estimate_us(problem, device, config), config.swap_ab, str(config)))
 
 
 def _config(shape: Shape, device: DeviceInfo, *, swap_ab: bool) -> Config:
@@ -106,15 +74,44 @@ class Grouped(Family[Config]):
     """Family of ``grouped.cu.jinja``. ``configs.py`` has the legality."""
 
     name = "grouped"
+    package = __package__
     likely = 1.5
     instruction = WGMMA
     why_not_config = staticmethod(why_not_config)
-    candidates = staticmethod(candidates)
-    estimate_us = staticmethod(estimate_us)
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
         reason = why_not(problem, OPERATIONS) or why_not_here(problem, device) or why_not_boxes(problem) or why_not_placed(problem)
         return reason or why_not_groups(problem) or why_not_epilogue(problem)
+
+    def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
+        """Return every shape with and without ``swap_ab``, best first. Fitted ones need ``swap_ab`` and groups with enough rows."""
+        found = [_config(shape, device, swap_ab=swap_ab) for shape in SHAPES if not shape.fitted for swap_ab in (False, True)]
+        if not problem.divides_terms and problem.m > LEAST_FITTED_ROWS * problem.groups:
+            found += [_config(shape, device, swap_ab=True) for shape in FITTED]
+        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), config.swap_ab, str(config)))
+
+    def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
+        shape, rows = config.shape, config.tile[0] * config.shape.cluster_m
+        lines_q = float(shape.block_n)
+        if problem.divides_terms:
+            groups, k, below = float(problem.groups), problem.k / problem.groups, float(-(-problem.m // rows))
+        else:
+            groups, k = max(1.0, problem.groups * -math.expm1(-problem.m / problem.groups)), float(problem.k)  # nonempty groups
+            share = problem.m / groups
+            below = max(1.0, share / rows + 0.5)
+            if shape.fitted:
+                lines_q = min(shape.block_n, (share + shape.fitted / 2) / below)
+        steps = math.ceil(k / BLOCK_K)
+        clusters = groups * below * clusters_along_n(problem, config)
+        at_a_time = clusters_at_a_time(min(config.blocks, device.sm_count), shape.cluster)
+        waves = math.ceil(clusters / at_a_time) if clusters < 2 * at_a_time else clusters / at_a_time + 0.5
+        multiplying_ns = 2 * shape.block_m * lines_q * BLOCK_K / FLOPS_PER_NS
+        shared_p, shared_q = (shape.cluster_m, shape.cluster_n) if config.swap_ab else (shape.cluster_n, shape.cluster_m)
+        copied = 2 * BLOCK_K * (shape.block_m / shared_p + lines_q / shared_q)
+        copying_ns = copied * device.sm_count / L2_GBPS
+        step_ns = max(multiplying_ns, copying_ns, LEAST_STEP_NS)
+        tile_us = TILE_US + shape.block_m * lines_q * problem.out.dtype.itemsize / STORED_GBPS / 1e3 + steps * step_ns / 1e3
+        return LAUNCH_US + max(waves * tile_us, _memory_us(problem, groups)) + 0.01 * waves * tile_us
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:  # noqa: ARG002
         yield dataclasses.replace(config, pdl=not config.pdl)
@@ -142,9 +139,7 @@ class Grouped(Family[Config]):
 
     def source(self, problem: Problem, config: Config) -> KernelSource:
         p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
-        return KernelSource(
-            kernel=self.kernel,
-            unit=(__package__, "grouped.cu.jinja"),
+        return self.made(
             files=(*kernel.STAGED_PRODUCTS, kernel.TILES, *kernel.files_of(__package__, "device", "steps", "results")),
             values=kernel.common_values(problem, Work)
             | kernel.values_of(config.shape, "gives_registers", "products_n")
@@ -165,8 +160,7 @@ class Grouped(Family[Config]):
         shape, (p, q, _) = config.shape, operands_of(problem, swap_ab=config.swap_ab)
         assert problem.offs is not None
         extra = operands_of(problem, swap_ab=False)[2].added
-        work = Work()
-        kernel.fill_common(work, problem.out, (problem.offs, *extra))
+        work = kernel.work_of(Work, problem.out, (problem.offs, *extra))
         work.rows, work.cols, work.terms, work.groups = problem.m, problem.n, problem.k, problem.groups
         work.tiles_n, work.strip, work.steps = clusters_along_n(problem, config), config.strip, -(-problem.k // BLOCK_K)
         work.b_batched = not problem.divides_terms and bool(strides_of(problem.b).batch)
@@ -176,12 +170,11 @@ class Grouped(Family[Config]):
         if shape.fitted:
             maps = staged_map(p, B, shape.block_m, BLOCK_K), staged_map(q, A, shape.fitted, BLOCK_K)
         return self.launch(
+            problem,
             config,
             work,
             maps,
             grid=(shape.cluster * clusters, 1, 1),
             cluster=shape.cluster,
-            addresses=kernel.addresses_of(1 + len(extra)),
             aligned=aligned,
-            alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )

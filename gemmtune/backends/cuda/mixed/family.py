@@ -17,7 +17,7 @@ from .. import columns, kernel
 from ..family import beginnings, why_not_epilogue, why_not_here
 from ..groups import why_not_counted
 from ..hopper import LINE_BYTES, MOST_CLUSTER, MOST_GRID, TMA_BYTES
-from ..kernel import KernelSource, addresses_of, common_values, files_of, fill_common
+from ..kernel import KernelSource, common_values, files_of, work_of
 from .weights import MixedConfig, Weights, weights_of
 
 PROMOTION_BYTES = 256
@@ -44,8 +44,6 @@ class MixedFamily(columns.ColumnsFamily[C]):
 
     legal_between = True
     operations: tuple[str, ...] = ("mixed_mm",)
-    package: str
-    """Package with the family's templates. The translation unit has the family's name."""
     work: type[Work]
     """Type of the launch parameters."""
     files: tuple[tuple[str, str], ...] = ()
@@ -98,9 +96,7 @@ class MixedFamily(columns.ColumnsFamily[C]):
 
     def source(self, problem: Problem, config: C) -> KernelSource:
         shape, weights = config.shape, weights_of(problem)
-        return KernelSource(
-            kernel=self.kernel,
-            unit=(self.package, f"{self.name}.cu.jinja"),
+        return self.made(
             files=(*self.files, *PARTS, *files_of(self.package, "device", "sums", "store")),
             values=common_values(problem, self.work)
             | {
@@ -157,23 +153,22 @@ class MixedFamily(columns.ColumnsFamily[C]):
         return maps
 
     def record(self, problem: Problem, config: C) -> Record:
-        work = self.work()
         operands = [matrix(x) for x in problem.scales]
         operands += [problem.offs] if problem.offs is not None else []
         operands += [x.expanded(problem.out.size) for x in (problem.epilogue.operands if problem.epilogue else ())]
-        fill_common(work, problem.out, operands)
+        work = work_of(self.work, problem.out, operands)
         work.rows, work.cols, work.steps = problem.m, problem.n, steps_of(problem, config)
         work.cluster_k, work.interleaved_k, work.prefetch_stages = config.cluster_k, config.interleaved_k, config.prefetch_stages
         aligned = self.tell(work, problem, config)
         maps = self._maps(problem, config, operands)
         return self.launch(
+            problem,
             config,
             work,
             maps,
             grid=self.grid(problem, config),
             cluster=config.cluster,
             shared_bytes=config.shape.shared_bytes(weights_of(problem), config.cluster_k),
-            addresses=addresses_of(len(operands)),
             aligned=aligned,
             alignment=tuple((one.operand, TMA_BYTES) for one in maps),
         )
@@ -193,6 +188,19 @@ def pitch_bytes(layout: Layout) -> int:
     """Return the bytes between lines, or an aligned pitch if there is a single line."""
     stride = layout.stride[-2] if layout.size[-2] > 1 else -(-layout.size[-1] // TMA_BYTES) * TMA_BYTES
     return stride * layout.dtype.itemsize
+
+
+def map_of_lines(operand: int, layout: Layout, lines: int) -> TensorMap:
+    """Return the map of a 16-bit operand [lines, K] in boxes of swizzled lines."""
+    return TensorMap(
+        operand=operand,
+        dtype=layout.dtype,
+        sizes=layout.size[::-1],
+        pitches=(pitch_bytes(layout),),
+        box=(LINE_BYTES // 2, lines),
+        swizzle=Swizzle.BYTES_128,
+        promotion_bytes=PROMOTION_BYTES,
+    )
 
 
 def _why_not_operands(problem: Problem) -> str | None:

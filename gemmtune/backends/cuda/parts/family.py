@@ -1,4 +1,4 @@
-"""Family of kernels for float32 by parts: supported problems, the packed operand, source and launches."""
+"""Family of kernels for float32 by parts: supported problems, an H200's time model, packed operand, source and launches."""
 
 from __future__ import annotations
 
@@ -19,10 +19,59 @@ from ...by_parts import parts_of, why_not_parts
 from .. import kernel
 from ..boxes import batches, by_k, grid_of, operands_of
 from ..family import Family, float32_sums, why_not_device, why_not_epilogue, why_not_result
-from ..hopper import GIVEN_REGISTERS, LEFT_REGISTERS, TMA_BYTES, WGMMA
+from ..hopper import GIVEN_REGISTERS, LEFT_REGISTERS, TMA_BYTES, WGMMA, clusters_at_a_time
 from ..kernel import KernelSource
-from .configs import BLOCK_K, PLANE_LINES, SIDE, Config, Memory, is_packed, lines_of, pitch_of, steps_of, tiles_of, why_not_config
-from .rank import candidates, estimate_us
+from .configs import (
+    BLOCK_K,
+    PLANE_LINES,
+    SHAPES,
+    SIDE,
+    Config,
+    Memory,
+    Shape,
+    copies_p,
+    is_packed,
+    lines_of,
+    pitch_of,
+    steps_of,
+    tiles_of,
+    why_not_config,
+)
+
+LAUNCH_US, SPLIT_US = 2.5, 2.0
+"""Minimum time of a launch, and the additional time of the splitting kernel."""
+SPLIT_GBPS = 3300.0
+"""Rate at which numbers are read and their parts written."""
+DRAM_GBPS = 3800.0
+L2_GBPS = 5500.0
+FLOPS_PER_NS, HALVES_PER_NS = 5000.0, 5400.0
+"""Throughput of one multiprocessor in bfloat16 products: with whole steps, and with alternating halves."""
+ALONE = 1.5
+"""Slowdown with a single warp group on a multiprocessor: nothing multiplies while it splits and adds."""
+SPLIT_STEP_NS = 90.0
+"""Minimum time of a tile's step."""
+TILE_US = 1.2
+"""Time of the beginning and the end of a tile."""
+KEPT_US = 0.5
+"""Part of that time which a persistent block saves."""
+EXCHANGE_GBPS = 60.0
+"""Rate at which each block of a cluster sends its sums."""
+KEPT_GBPS = 100.0
+"""Rate at which a block adds sums to those in shared memory."""
+
+
+def _splitting_us(problem: Problem, config: Config, rows: int, cols: int) -> float:
+    if is_packed(problem, config):
+        return 0.0
+    bytes_of = 10 * cols + (8 * rows if copies_p(problem, config) else 0)
+    return SPLIT_US + bytes_of * problem.k * problem.batch / SPLIT_GBPS / 1e3
+
+
+def _filled(shape: Shape, problem: Problem, device: DeviceInfo, *, swap_ab: bool) -> Config:
+    config = Config(shape=shape, swap_ab=swap_ab, pdl=True)
+    persistent = shape.cluster_k == 1 and tiles_of(problem, config) > device.sm_count
+    return Config(shape=shape, swap_ab=swap_ab, blocks=device.sm_count if persistent else 0, pdl=True)
+
 
 FORMAT = "float32 by parts in planes of 32"
 """Layout name of a prepacked b."""
@@ -82,17 +131,38 @@ class Work(kernel.Work):
 
 
 class Parts(Family[Config]):
-    """Family of ``parts.cu.jinja``. ``rank.py`` has the ranking, ``configs.py`` the legality."""
+    """Family of ``parts.cu.jinja``. ``configs.py`` has the legality."""
 
     name = "parts"
+    package = __package__
     likely = 1.6
     instruction = INSTRUCTION
     why_not_config = staticmethod(why_not_config)
-    candidates = staticmethod(candidates)
-    estimate_us = staticmethod(estimate_us)
 
     def why_not(self, problem: Problem, device: DeviceInfo) -> str | None:
         return why_not_device(device) or why_not_parts(problem, device) or why_not_result(problem) or why_not_epilogue(problem)
+
+    def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
+        found = [_filled(shape, problem, device, swap_ab=swap_ab) for shape in SHAPES for swap_ab in (False, True)]
+        return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), config.swap_ab, str(config)))
+
+    def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
+        shape, tiles = config.shape, tiles_of(problem, config)
+        at_a_time = clusters_at_a_time(device.sm_count, shape.cluster_k)
+        waves = -(-tiles // at_a_time)
+        steps = -(-steps_of(problem) // shape.cluster_k)
+        multiplying_ns = 12 * shape.block_m * shape.block_n * BLOCK_K / (FLOPS_PER_NS if shape.halves == 1 else HALVES_PER_NS)
+        step_ns = max(multiplying_ns * (ALONE if shape.warp_groups == 1 else 1.0), SPLIT_STEP_NS)
+        tile_us = TILE_US - (KEPT_US if config.blocks else 0.0) + steps * step_ns / 1e3
+        if shape.cluster_k > 1:
+            tile_us += 1.0 + shape.sent_bytes / EXCHANGE_GBPS / 1e3
+        if shape.keeps:
+            tile_us += (steps - 1) // shape.gathered_steps * shape.kept_bytes / KEPT_GBPS / 1e3
+        p, q, _ = operands_of(problem, swap_ab=config.swap_ab)
+        rows, cols = p.size[-2], q.size[-2]
+        read_us = (4 * rows + 6 * cols) * problem.k * problem.batch / DRAM_GBPS / 1e3
+        copied_us = tiles * steps_of(problem) * shape.stage_bytes / L2_GBPS / 1e3
+        return LAUNCH_US + _splitting_us(problem, config, rows, cols) + max(waves * tile_us, read_us, copied_us)
 
     def launch_variants(self, problem: Problem, device: DeviceInfo, config: Config) -> Iterator[Config]:
         yield dataclasses.replace(config, pdl=not config.pdl)
@@ -133,10 +203,7 @@ class Parts(Family[Config]):
         p = operands_of(problem, swap_ab=config.swap_ab)[0]
         values = kernel.common_values(problem, Work, {"planes": "unsigned char const*"})
         split = [struct_text(Source, {"data": "float const*"}), struct_text(Split, {"planes": "uint4*", "copy": "float*"})]
-        return KernelSource(
-            kernel=self.kernel,
-            helpers=(f"{self.kernel}_split",),
-            unit=(__package__, "parts.cu.jinja"),
+        return self.made(
             files=(kernel.PRODUCTS, *kernel.files_of(__package__, "device", "numbers", "split", "sums"), *kernel.TILE_SUMS),
             values=values
             | kernel.values_of(config.shape, "gathered_steps", "gives_registers", "kept_bytes")
@@ -148,6 +215,7 @@ class Parts(Family[Config]):
                 "left_registers": LEFT_REGISTERS,
                 "p_by_k": by_k(p) is not False,
             },
+            helpers=(f"{self.kernel}_split",),
         )
 
     def record(self, problem: Problem, config: Config) -> Record:
@@ -155,22 +223,21 @@ class Parts(Family[Config]):
         memory, (tiles_m, tiles_n), tiles = Memory.of(problem, config), grid_of(problem, config), tiles_of(problem, config)
         first, second = (B, A) if config.swap_ab else (A, B)
         packed = is_packed(problem, config)
-        work = Work()
-        kernel.fill_common(work, oriented.out, oriented.added)
+        work = kernel.work_of(Work, oriented.out, oriented.added)
         work.rows, work.cols, work.tiles_m, work.tiles_n, work.tiles = p.size[-2], q.size[-2], tiles_m, tiles_n, tiles
         work.steps, work.plane_lines = steps_of(problem), lines_of(q)
         work.p_batched, work.q_batched = bool(strides_of(p).batch), bool(strides_of(q).batch)
         work.paired, aligned = kernel.aligned_out(Work.paired, oriented.out, 2)
         planes_at = Address(offset=Work.planes.offset, operand=second if packed else WORKSPACE, more_bytes=memory.planes_at)
         return self.launch(
+            problem,
             config,
             work,
             [_map(problem, p, first, shape.block_m, memory)],
             grid=(shape.cluster_k * (min(tiles, config.blocks) if config.blocks else tiles), 1, 1),
             cluster=shape.cluster_k,
             pdl=config.pdl or not packed,
-            addresses=(*kernel.addresses_of(len(oriented.added)), planes_at),
-            scalars=kernel.scalars_of(problem),
+            addresses=(planes_at,),
             aligned=aligned,
             scratch_bytes=memory.size_bytes,
             alignment=((second, TMA_BYTES),) * packed + ((first, TMA_BYTES),) * (not memory.copies),

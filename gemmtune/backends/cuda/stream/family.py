@@ -10,7 +10,7 @@ from ....device import DeviceInfo
 from ....numerics.reduction import Reduction, reduction_of
 from ....problem import Problem
 from ....problem.rules import why_not_dense
-from ....toolchain.record import WORKSPACE, A, Address, B, Record
+from ....toolchain.record import WORKSPACE, Address, Record
 from .. import grouped, kernel, wgmma_stream
 from ..boxes import by_k, operands_of, staged_maps, why_not_boxes
 from ..family import Family, beginnings, float32_sums, why_not_epilogue, why_not_here
@@ -76,6 +76,7 @@ class Stream(Family[Config]):
     """Family of ``stream.cu.jinja``. ``configs.py`` has the legality."""
 
     name = "stream"
+    package = __package__
     likely = 1.15
     instruction = WGMMA
     why_not_config = staticmethod(why_not_config)
@@ -158,9 +159,7 @@ class Stream(Family[Config]):
             "terms": False,
             "fitted": 0,
         }
-        return KernelSource(
-            kernel=self.kernel,
-            unit=(__package__, "stream.cu.jinja"),
+        return self.made(
             files=(
                 *kernel.STAGED_PRODUCTS,
                 *kernel.files_of(wgmma_stream.__name__, "flags"),
@@ -176,8 +175,7 @@ class Stream(Family[Config]):
         """Return the launch record. The workspace has the flags of warps, then the sums that each block leaves."""
         shape, division = config.shape, Division.of(problem, config)
         extra = operands_of(problem, swap_ab=False)[2].added
-        work = Work()
-        kernel.fill_common(work, problem.out, extra)
+        work = kernel.work_of(Work, problem.out, extra)
         work.rows, work.cols, work.lines = problem.m, problem.n, lines_of(problem, config)
         work.tiles_m, work.tiles_n = tiles_of(problem, config)
         work.strip, work.steps = strip_of_rows(config.tile[0]), division.steps
@@ -188,16 +186,15 @@ class Stream(Family[Config]):
         blocks = shape.cluster * division.clusters
         lines = (shape.block_m, work.lines) if config.swap_ab else (work.lines, shape.block_n)
         return self.launch(
+            problem,
             config,
             work,
             staged_maps(problem, config, lines, BLOCK_K),
             grid=(blocks, 1, 1),
             cluster=shape.cluster,
-            addresses=(*kernel.addresses_of(len(extra)), *(SUMS_AND_FLAGS if division.shared else ())),
-            scalars=kernel.scalars_of(problem),
+            addresses=SUMS_AND_FLAGS if division.shared else (),
             aligned=aligned,
             workspace_bytes=FLAGS_BYTES + blocks * shape.sums_bytes if division.shared else 0,
-            alignment=((A, TMA_BYTES), (B, TMA_BYTES)),
         )
 
 

@@ -15,21 +15,18 @@ from ....choice import Claims
 from ....device import DeviceInfo
 from ....numerics.reduction import Reduction, even_parts, numbers_of_weights, reduction_of
 from ....problem import Problem
-from ....toolchain.record import A, Aligned, Swizzle, TensorMap
+from ....toolchain.record import A, Aligned, TensorMap
 from .. import groups
 from ..family import float32_sums
-from ..hopper import LINE_BYTES, MOST_BOX, SYSTEM_BYTES, WGMMA, clusters_at_a_time
+from ..hopper import MOST_BOX, SYSTEM_BYTES, WGMMA, clusters_at_a_time
 from ..kernel import PRODUCTS, TILES, KernelSource, aligned_out
 from ..mixed import family
-from ..mixed.family import PROMOTION_BYTES, MixedFamily, pitch_bytes, steps_of, tiles_of
+from ..mixed.family import MixedFamily, map_of_lines, steps_of, tiles_of
 from ..mixed.weights import Weights, weights_of
 from .configs import CHUNK_BYTES, CLUSTER_SIZES, SHAPES, SHAPES_FOR_GROUPS, Config, Shape
 
 LAUNCH_US = {1: 1.0, 2: 0.5}
-"""Launch overhead by the blocks per multiprocessor.
-
-With two, a block of the next launch begins before the last one of this ends.
-"""
+"""Launch overhead by the blocks per multiprocessor. The second begins before the last one of the previous launch ends."""
 WIDEN_NS, ROW_NS = {8: 23.4, 4: 18.0}, 0.26
 """Time of a product of 64 columns and 16 along K: a constant by the bits of a weight, and a part per row."""
 ALONE = 1.4
@@ -163,7 +160,7 @@ class Wgmma(MixedFamily[Config]):
         return aligned
 
     def map_of_a(self, problem: Problem, config: Config) -> TensorMap:
-        return map_of_rows(problem, config.shape.block_m // config.shape.cluster_n)
+        return map_of_lines(A, problem.a, config.shape.block_m // config.shape.cluster_n)
 
     def grid(self, problem: Problem, config: Config) -> tuple[int, int, int]:
         """Return one cluster per tile. With groups, each cluster finds its tile, and the grid covers the maximum tile count."""
@@ -201,16 +198,3 @@ def claims_of(problem: Problem, splits: int) -> Claims:
 def reduction_in(problem: Problem, parts: tuple[int, ...] = (), order: str = "") -> Reduction:
     """Return the sum of ``parts`` of K in rising order of K, as the instructions of other kernels add it."""
     return reduction_of(problem, "cuda", parts=parts, order=order, own=numbers_of_weights(problem, "cuda wgmma"))
-
-
-def map_of_rows(problem: Problem, rows: int) -> TensorMap:
-    """Return the map that copies ``rows`` rows of a as lines of a stage."""
-    return TensorMap(
-        operand=A,
-        dtype=problem.dtype,
-        sizes=(problem.k, problem.m),
-        pitches=(pitch_bytes(problem.a),),
-        box=(LINE_BYTES // 2, rows),
-        swizzle=Swizzle.BYTES_128,
-        promotion_bytes=PROMOTION_BYTES,
-    )

@@ -3,9 +3,12 @@
 The constants of the time model are fitted to times on an H100.
 """
 
+from __future__ import annotations
+
 import ctypes
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +17,7 @@ from ....choice import Claims
 from ....device import DeviceInfo
 from ....numerics.reduction import Reduction, even_parts
 from ....problem import Problem
-from ....toolchain.record import MAP_BYTES, WORKSPACE, Address, Aligned, Record, TensorMap
+from ....toolchain.record import MAP_BYTES, WORKSPACE, A, Address, Aligned, Record, TensorMap
 from ...cpp.printer import STORAGE_TYPES
 from .. import wgmma
 from ..family import INT32_LIMIT, beginnings
@@ -22,11 +25,106 @@ from ..groups import strip_of_rows
 from ..hopper import WGMMA
 from ..kernel import PRODUCTS, KernelSource, aligned_out, files_of, structs_of
 from ..mixed import family as mixed
-from ..mixed.family import PARTS, MixedFamily, steps_of, tiles_of
-from ..mixed.weights import Weights, weights_of
-from ..wgmma.configs import CHUNK_BYTES
-from ..wgmma.family import ROW_NS, WIDEN_NS, claims_of, map_of_rows, reduction_in, why_not_shape
-from .configs import MOST_BLOCKS, REGISTERS, ROUND_ROWS, SHAPES, Config, Division, Shape
+from ..mixed.family import PARTS, MixedFamily, map_of_lines, steps_of, tiles_of
+from ..mixed.weights import MixedConfig, Weights, weights_of
+from ..wgmma.configs import BARRIERS_BYTES, CHUNK_BYTES
+from ..wgmma.configs import Shape as WholeShape
+from ..wgmma.family import ROW_NS, WIDEN_NS, claims_of, reduction_in, why_not_shape
+
+ROUND_ROWS = 16
+"""Rows of a 16-bit result that are reordered at a time. Float32 sums are twice as large, and half as many."""
+REGISTERS = {2: (40, 232), 3: (32, 160)}
+"""Registers of a copying and of a multiplying thread, by the warp groups that multiply."""
+MOST_BLOCKS = 256
+"""Maximum persistent blocks. More than multiprocessors would only wait."""
+MOST_PARTS = 6
+"""Maximum parts of a tile. Its owner adds the sums of all parts but one."""
+LEAST_STEPS = 4
+"""Fewest steps of a part. With fewer, exchanging sums takes longer than it saves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape(WholeShape):
+    """Tile and stages as in the kernel with one tile per block, with space for results next to the stages."""
+
+    @property
+    def gives_registers(self) -> bool:
+        return True
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.warp_groups + 128
+
+    @property
+    def most_registers(self) -> int:
+        return REGISTERS[self.warp_groups][1]
+
+    def shared_bytes(self, weights: Weights, cluster_k: int = 1) -> int:  # noqa: ARG002 - no cluster divides K
+        """Return the shared memory of a block: barriers, stages, and two buffers for rows of the result."""
+        stages_bytes = self.stages * weights.stage_bytes(self.block_m, self.block_n, self.line_bytes)
+        return BARRIERS_BYTES + stages_bytes + 2 * ROUND_ROWS * (2 * self.block_n + CHUNK_BYTES)
+
+
+def _shape(block_m: int, warp_groups: int, line_bytes: int, stages: int) -> Shape:
+    return Shape(block_m=block_m, warp_groups=warp_groups, col_tiles=1, line_bytes=line_bytes, stages=stages)
+
+
+SHAPES: dict[int, tuple[Shape, ...]] = {
+    8: (_shape(192, 2, 64, 5), _shape(256, 2, 64, 4)),
+    4: (_shape(128, 3, 64, 4), _shape(192, 2, 64, 3), _shape(256, 2, 64, 3)),
+}
+"""Shapes by the bits of a weight. Three warp groups leave fewer blocks idle, but widen bytes too slowly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(MixedConfig):
+    """Shape plus at most ``blocks`` persistent blocks, which divide tiles that do not fill them along K except with ``whole``.
+
+    A block then sums a tile in ``runs`` parts of K, one after another, and adds them.
+    """
+
+    shape: Shape
+    blocks: int = 132
+    whole: bool = False
+    runs: int = 1
+
+    def label(self, weights: Weights) -> str:
+        """Return a name such as ``i4_256x128x128_s3_w2t1b4_b132_whole_pdl3``."""
+        kernel, _, launch = super(Config, self).label(weights).rpartition("_k1")
+        return f"{kernel}_b{self.blocks}{f'_runs{self.runs}' if self.runs > 1 else '_whole' if self.whole else ''}{launch}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """Division of tiles with ``steps`` of K each: every block has ``waves`` whole tiles, and ``left`` tiles have ``parts`` each."""
+
+    steps: int
+    blocks: int
+    waves: int
+    left: int
+    parts: int
+
+    @classmethod
+    def of(cls, tiles: int, steps: int, config: Config) -> Division:
+        blocks = min(config.blocks, tiles) if config.whole else config.blocks
+        waves, left = divmod(tiles, blocks)
+        parts = 1 if config.whole or not left else max(1, min(blocks // left, steps // LEAST_STEPS, MOST_PARTS))
+        return cls(steps=steps, blocks=min(blocks, parts * tiles), waves=waves, left=left, parts=parts)
+
+    @property
+    def divided(self) -> int:
+        """Number of divided tiles, which come first."""
+        return self.left if self.parts > 1 else 0
+
+    @property
+    def helpers(self) -> int:
+        """Blocks that sum a part for the block with the tile's first steps."""
+        return self.divided * (self.parts - 1)
+
+    def head(self, lead: float) -> int:
+        """Return the first steps of a divided tile, which its owner sums: ``lead`` more than each helper."""
+        return max(1, min(round((self.steps + (self.parts - 1) * lead) / self.parts), self.steps - self.parts + 1))
+
 
 LEAST_ROWS = {"quick": 193, "default": 129, "exhaustive": 1}
 """Minimum rows of a, by search. With fewer rows a tile per block leaves as few blocks idle."""
@@ -156,7 +254,7 @@ class WgmmaStream(MixedFamily[Config]):
         return aligned
 
     def map_of_a(self, problem: Problem, config: Config) -> TensorMap:
-        return map_of_rows(problem, config.shape.block_m)
+        return map_of_lines(A, problem.a, config.shape.block_m)
 
     def grid(self, problem: Problem, config: Config) -> tuple[int, int, int]:
         return division_of(problem, config).blocks, 1, 1
