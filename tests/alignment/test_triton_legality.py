@@ -19,7 +19,7 @@ from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config, geometry, pool
 from gemmtune.backends.triton.legality import Predicate, check_problem
 from gemmtune.backends.triton.persistent import persistent_choices
-from gemmtune.backends.triton.rank import estimate_us
+from gemmtune.backends.triton.rank import estimate_us, ranked
 from gemmtune.choice import Choice
 from gemmtune.device import PRESETS, preset
 from gemmtune.effort import EFFORT
@@ -143,6 +143,11 @@ def test_the_model_prefers_tiles_that_suit_the_rows(m: int, n: int, k: int, tile
 def test_few_tiles_and_a_long_sum_are_split() -> None:
     assert all(c.config.split_k > 1 for c in _offers(Problem.mm(128, 128, 65536, device_type="cuda"), "sm90")[:8])
     assert all(c.config.split_k == 1 for c in _offers(Problem.mm(8192, 8192, 8192, device_type="cuda"), "sm90"))
+
+
+def test_configs_of_equal_time_are_ranked_by_name() -> None:
+    first, second = sorted((replace(pool()[0], stages=stages) for stages in (2, 3)), key=str)
+    assert ranked([(2.0, second), (2.0, first), (1.0, second)]) == [(1.0, second), (2.0, first), (2.0, second)]
 
 
 def test_the_model_counts_waves() -> None:
