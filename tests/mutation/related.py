@@ -56,7 +56,7 @@ def _scores(root: Path) -> Mapping[str, Mapping[Path, float]]:
     for i, (path, text) in enumerate(texts.items()):
         defined = {*DEFINED.findall(text), _name(path), path.stem} & files.keys()
         for j, (test, words) in enumerate(tests.items()):
-            direct[i, j] = _named_after(test.stem, path) + sum(1 / files[word] for word in defined & words)
+            direct[i, j] = _named_after(test.stem, path) + sum(words[word] / files[word] for word in defined & words.keys())
         shares[[numbers[name] for name in _imported(text, path.parent.parts) & numbers.keys() - {_name(path)}], i] = 1
     shares /= 2 * np.maximum(1, shares.sum(axis=1, keepdims=True))  # half of the mean of a module's users
     scores = direct
@@ -74,8 +74,8 @@ def _named_after(test: str, module: Path) -> float:
     return 1.0 if f"_{module.stem}_" in f"{test}_" else 0.1 * sum(folder in test for folder in module.parts[1:-1])
 
 
-def _mentions(root: Path) -> dict[Path, set[str]]:
-    """Return the words and dotted names in each test file and its helpers."""
+def _mentions(root: Path) -> dict[Path, dict[str, float]]:
+    """Return the words and dotted names in each test file, and with half the weight those in its helpers."""
     texts = {path: path.read_text() for folder in FOLDERS for path in sorted((root / "tests" / folder).rglob("*.py"))}
     words = {path.stem: {*re.findall(r"[\w.]+", text), *re.findall(r"\w+", text)} for path, text in texts.items()}
     helpers = {path.stem: _imported(text) & words.keys() for path, text in texts.items()}
@@ -86,7 +86,7 @@ def _mentions(root: Path) -> dict[Path, set[str]]:
             while new:
                 seen |= new
                 new = set[str]().union(*(helpers[one] for one in new)) - seen
-            found[path] = set[str]().union(*(words[one] for one in seen))
+            found[path] = {word: 0.5 for one in seen for word in words[one]} | dict.fromkeys(words[path.stem], 1.0)
     return found
 
 

@@ -88,7 +88,8 @@ class Trees:
             file = Path(getattr(module, "__file__", None) or "/")
             if file.is_relative_to(ROOT) and "site-packages" not in file.parts:  # an environment may lie in the repository
                 del sys.modules[name]
-        os.environ |= {"PYTHONPATH": str(tree), "GEMMTUNE_CACHE_DIR": str(self._folder / "kernels")}
+        os.environ["PYTHONPATH"] = str(tree)
+        os.environ.setdefault("GEMMTUNE_CACHE_DIR", str(self._folder / "kernels"))
         if all_cases:
             os.environ["TEST_ROTATION"] = "all"
         # Leave no compiled module for the next mutant, whose file may have the same time and size.
