@@ -21,6 +21,7 @@ SLOW = ("test_cpp", "triton", "cutlass", "test_cuda", "must_list", "cross_compil
 NEVER = ("_gpu", "test_imports", "test_mutation", "test_prose")
 """Parts of the names of test files that need a GPU, or that read all modules."""
 BROAD: dict[str, tuple[str, ...]] = {
+    "backends": ("alignment/test_ranking.py",),
     "cli": ("unit/test_cli_tune.py",),
     "conformance": ("correctness/test_conformance_mutants.py", "correctness/test_conformance_bsr.py"),
     "numerics": ("correctness/test_bsr.py", "correctness/test_verify_broken.py"),
