@@ -26,6 +26,7 @@ BROAD: dict[str, tuple[str, ...]] = {
     "conformance": ("correctness/test_conformance_mutants.py", "correctness/test_conformance_bsr.py"),
     "numerics": ("correctness/test_bsr.py", "correctness/test_verify_broken.py"),
     "problem": ("unit/test_rules.py", "correctness/test_grouped.py", "correctness/test_verify_broken.py"),
+    "untrusted": ("judge/test_verdict.py", "judge/test_walls.py", "judge/test_hacks.py"),
 }
 """Tests that use many modules of a package without mentioning them. They run last."""
 COMPILED = ("backends", "toolchain", "architectures", "untrusted", "judging")

@@ -109,8 +109,7 @@ def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: C
     Raises RuntimeError if pytest cannot run here.
     """
     runpy.run_path(str(ROOT / "conftest.py"))  # has the steps that must precede the import of torch
-    import hypothesis  # noqa: F401 - imported once, for all forked processes
-    import torch  # noqa: F401
+    import torch  # noqa: F401 - imported once, for all forked processes
 
     tests = {path: [str(x.relative_to(root)) for x in related_tests(root, path)] for path in {m.path for m in mutants}}
     all_tests_s = TIMES_LIMIT * limit_s
