@@ -18,9 +18,9 @@ from gemmtune.problem import Problem
 from gemmtune.settings import Settings
 
 FILE = Path(__file__).with_name("ranking.json")
-MOST = 24
+MOST = 16
 """Names of each backend in the file."""
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+FP16, FP32 = torch.float16, torch.float32
 PROBLEMS: dict[str, tuple[tuple[str, ...], Problem]] = {
     "mm square": (("sm80", "sm90", "gfx942"), Problem.mm(4096, 4096, 4096, device_type="cuda")),
     "mm one row": (("sm75", "sm90"), Problem.mm(1, 4096, 14336, dtype=FP16, device_type="cuda")),
@@ -35,16 +35,22 @@ PROBLEMS: dict[str, tuple[tuple[str, ...], Problem]] = {
     "scaled_mm": (("sm90",), Problem.scaled_mm(256, 4096, 4096, device_type="cuda")),
     "scaled_mm by blocks": (("sm90",), Problem.scaled_mm(64, 7168, 4096, scales="block_128x128", device_type="cuda")),
     "mixed_mm one row": (("sm90",), Problem.mixed_mm(1, 4096, 4096, scales="column", prepacked=True, device_type="cuda")),
-    "mixed_mm few rows": (("sm80", "sm90"), Problem.mixed_mm(16, 4096, 4096, scales="column", device_type="cuda")),
-    "mixed_mm": (("sm90",), Problem.mixed_mm(1024, 4096, 4096, scales="column", device_type="cuda")),
-    "mixed_mm int4": (
-        ("sm90",),
-        Problem.mixed_mm(32, 4096, 4096, dtype=BF16, encoding="int4", scales="group_128", prepacked=True, device_type="cuda"),
-    ),
     "grouped_mm": (("sm90",), Problem.grouped_mm(1024, 2048, 1024, groups=8, device_type="cuda")),
     "bsr_mm few rows": (("sm90",), Problem.bsr_mm(16, 4096, 4096, density=0.2, prepacked=True, device_type="cuda")),
     "bsr_mm": (("sm90",), Problem.bsr_mm(512, 4096, 4096, density=0.2, device_type="cuda")),
-}
+    **{
+        f"mixed_mm {dtype} {encoding or 'int8'} {m} rows{' prepacked' * prepacked}": (
+            ("sm90",) if prepacked else ("sm80", "sm90"),
+            Problem.mixed_mm(
+                m, 4096, 4096, dtype=getattr(torch, dtype), encoding=encoding, scales="group_128" if encoding else "column",
+                prepacked=prepacked, device_type="cuda",
+            ),
+        )
+        for dtype, encoding in (("float16", ""), ("bfloat16", ""), ("float16", "int4"), ("bfloat16", "uint4"))
+        for m in (16, 60, 1000)
+        for prepacked in (False, True)
+    },
+}  # fmt: skip
 
 
 def ranked(backend: str) -> dict[str, list[str]]:

@@ -24,6 +24,7 @@ BROAD: dict[str, tuple[str, ...]] = {
     "backends": ("alignment/test_ranking.py",),
     "cli": ("unit/test_cli_tune.py",),
     "conformance": ("correctness/test_conformance_mutants.py", "correctness/test_conformance_bsr.py"),
+    "declaration": ("correctness/test_conformance_bsr.py",),
     "numerics": ("correctness/test_bsr.py", "correctness/test_verify_broken.py"),
     "problem": ("unit/test_rules.py", "correctness/test_grouped.py", "correctness/test_verify_broken.py"),
     "untrusted": ("judge/test_verdict.py", "judge/test_walls.py", "judge/test_hacks.py"),
