@@ -12,8 +12,10 @@ import pytest
 import torch
 from extras import needs
 
+from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.table import load
-from gemmtune.device import preset
+from gemmtune.choice import Choice
+from gemmtune.device import DeviceInfo, preset
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
 
@@ -53,10 +55,19 @@ PROBLEMS: dict[str, tuple[tuple[str, ...], Problem]] = {
 }  # fmt: skip
 
 
+def described(choice: Choice, device: DeviceInfo) -> str:
+    """Return the choice's name, with the modelled time of a CUDA kernel."""
+    if not isinstance(choice, CudaChoice):
+        return choice.name
+    return f"{choice.name} {choice.family.estimate_us(choice.problem, device, choice.config):.4g} us"
+
+
 def ranked(backend: str) -> dict[str, list[str]]:
     """Return the first names that a backend offers, by device and problem."""
     return {
-        f"{arch} {name}": [c.name for c in load(backend).enumerate(problem, preset(arch), Settings()).choices[:MOST]]
+        f"{arch} {name}": [
+            described(c, preset(arch)) for c in load(backend).enumerate(problem, preset(arch), Settings()).choices[:MOST]
+        ]
         for name, (archs, problem) in PROBLEMS.items()
         for arch in archs
     }
