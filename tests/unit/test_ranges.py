@@ -189,6 +189,7 @@ def test_splits_a_range_at_the_crossover(backend: RowedBackend):
     result = tuned()
     assert intervals(result) == [(1, CROSSING - 1, "low"), (CROSSING, 64, "high")]
     assert result.source == "measured"
+    assert 0 < result.seconds < 60
     low, high = result.table.segments
     assert {1, CROSSING - 1} <= set(low.checked)
     assert {CROSSING, 64} <= set(high.checked)
