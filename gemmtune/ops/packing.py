@@ -38,8 +38,8 @@ def pack_int4(weight: torch.Tensor, *, encoding: Encoding = "int4") -> torch.Ten
         raise InvalidProblemError(f"pack_int4: weight must be a 2-D tensor [K, N] with even K, got {got}")
     if weight.dtype.is_floating_point or weight.dtype.is_complex or weight.dtype == torch.bool:
         raise InvalidProblemError(f"pack_int4: weight must have an integer dtype, got {weight.dtype}; round it and cast it")
-    if weight.numel() and not low <= int(weight.min()) <= int(weight.max()) <= high:
-        least, most = int(weight.min()), int(weight.max())
+    least, most = map(int, weight.aminmax()) if weight.numel() else (low, high)
+    if least < low or most > high:
         raise InvalidProblemError(f"pack_int4: {encoding} has numbers from {low} to {high}, got {least} to {most}; clamp them")
     return packed(weight)
 

@@ -18,8 +18,10 @@ from gemmtune.backends.triton.backend import legal_configs
 from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config, geometry, pool
 from gemmtune.backends.triton.legality import Predicate, check_problem
+from gemmtune.backends.triton.parts import PartsPredicate
 from gemmtune.backends.triton.persistent import persistent_choices
-from gemmtune.backends.triton.rank import estimate_us
+from gemmtune.backends.triton.rank import estimate_us, ranked
+from gemmtune.backends.triton.sums import SumPredicate
 from gemmtune.choice import Choice
 from gemmtune.device import PRESETS, preset
 from gemmtune.effort import EFFORT
@@ -145,6 +147,11 @@ def test_few_tiles_and_a_long_sum_are_split() -> None:
     assert all(c.config.split_k == 1 for c in _offers(Problem.mm(8192, 8192, 8192, device_type="cuda"), "sm90"))
 
 
+def test_configs_of_equal_time_are_ranked_by_name() -> None:
+    first, second = sorted((replace(pool()[0], stages=stages) for stages in (2, 3)), key=str)
+    assert ranked([(2.0, second), (2.0, first), (1.0, second)]) == [(1.0, second), (2.0, first), (2.0, second)]
+
+
 def test_the_model_counts_waves() -> None:
     device = replace(preset("sm90"), sm_count=128)
     config = Config(block_m=128, block_n=256, block_k=64, stages=3, warps=8)
@@ -177,6 +184,27 @@ def test_refusals_name_their_reason(config: Config, shape: tuple[int, int, int],
     found = Predicate(Problem.mm(*shape, device_type="cuda"), preset("sm90")).check(config)
     assert found is not None
     assert reason in found
+
+
+NEEDS = {
+    (Predicate, Problem.mm(512, 512, 512, device_type="cuda")): {
+        "sm75": (32768, 96), "sm80": (32768, 144), "sm90": (36864, 96), "sm100": (36928, 96), "gfx942": (24576, 103),
+    },
+    (SumPredicate, Problem.mm_plus_mm(512, 512, 512, device_type="cuda")): {
+        "sm75": (32768, 104), "sm80": (32768, 152), "sm90": (36864, 104), "sm100": (36928, 104), "gfx942": (24576, 111),
+    },
+    (PartsPredicate, Problem.mm(512, 512, 512, dtype=torch.float32, device_type="cuda")): {
+        "sm75": (32768, 256), "sm80": (49152, 424), "sm90": (61440, 232), "sm100": (73792, 232), "gfx942": (49152, 378),
+    },
+}  # fmt: skip
+"""By predicate and problem: the modelled bytes of shared memory and registers of one config on each architecture."""
+
+
+def test_each_architecture_has_its_needs() -> None:
+    config = Config(block_m=128, block_n=64, block_k=32, stages=3, warps=4)
+    for (kind, problem), needs in NEEDS.items():
+        found = {arch: kind(problem, preset(arch)).resources(config) for arch in needs}
+        assert {arch: (x.smem_bytes, x.registers) for arch, x in found.items()} == needs, kind
 
 
 def test_more_shared_memory_and_fewer_stages_stay_legal() -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from grouped_gemms import MUTANTS, Grouped, Mutant
+from grouped_gemms import MUTANTS, Grouped, Mutant, scale_of_matrices
 from grouped_gemms import TRAITS as EVERY
 from grouped_mutants import ROWS, TERMS, of_rows, of_terms
 from mutants.products import one_by_one
@@ -211,6 +211,15 @@ def test_mutants_of_each_operation_are_killed_with_their_diagnosis(mutant: Mutan
         if any(mutant.diagnosis in text for text in diagnoses):
             return
     raise AssertionError(f"{mutant.diagnosis!r} is none of {diagnoses}")
+
+
+def test_a_small_scale_that_counts_as_0_is_found() -> None:
+    def flushed(scale: Tensor, k: int, n: int) -> Tensor:
+        return scale_of_matrices(torch.where(scale < 2**-20, 0.0, scale), k, n)
+
+    case = next(case for case in every_case("scaled_grouped_mm") if case.property_name == "group-scales")
+    failures = judge(NamespaceSubject("flushed", Grouped(scale_b=flushed), EVERY), case, CPU).failures
+    assert "scales far from 1" in str(failures)
 
 
 def test_each_operation_of_the_table_has_mutants() -> None:

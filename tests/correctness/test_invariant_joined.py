@@ -119,6 +119,7 @@ def test_eager_and_compiled_rows_have_equal_bits(kind: str, monkeypatch: pytest.
         model.k.weight.data = model.k.weight.data.clone()
         assert torch.equal(compiled(X), whole)
         assert runs == [32, 16, 16, 48], "not adjacent: q, k and v run apart"
+    assert not invariant_joined.joined_problems([(model.q, model.k, model.v)])
 
 
 def count(monkeypatch: pytest.MonkeyPatch) -> list[int]:

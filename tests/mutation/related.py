@@ -1,122 +1,102 @@
-"""Test files related to a module: those that import it, directly or through a helper, the most specific ones first."""
+"""Test files related to a module: those that mention what it defines, or what its users define, the most specific ones first."""
 
 from __future__ import annotations
 
-import ast
 import functools
+import re
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+
+import numpy as np
 
 __all__ = ["related_tests"]
 
-FOLDERS = ("unit", "correctness", "alignment")
-LEAST_FILES, MOST_FILES = 3, 6
-ALWAYS: dict[str, tuple[str, ...]] = {
-    "numerics": ("correctness/test_numerics_compare.py", "correctness/test_verify.py", "correctness/test_verify_broken.py"),
-    "problem": ("unit/test_problem.py", "unit/test_rules.py", "unit/test_key.py"),
-    "selector": ("unit/test_session.py", "unit/test_tuning.py", "unit/test_pick.py"),
-    "store": ("unit/test_store.py", "unit/test_store_machine.py"),
+FOLDERS = ("unit", "correctness", "alignment", "perf", "judge")
+MOST_FILES = 8
+STEPS = 4
+"""Imports between a module and one that a test mentions. Each halves the weight."""
+SLOW = ("test_cpp", "triton", "cutlass", "test_cuda", "must_list", "cross_compile", "test_architectures", "hacks", "test_adding")
+"""Parts of the names of test files that mostly compile, or start many processes. They run for backends and toolchains only."""
+NEVER = ("_gpu", "test_imports", "test_mutation", "test_prose")
+"""Parts of the names of test files that need a GPU, or that read all modules."""
+BROAD: dict[str, tuple[str, ...]] = {
+    "backends": ("alignment/test_ranking.py",),
+    "cli": ("unit/test_cli_tune.py",),
+    "conformance": ("correctness/test_conformance_mutants.py", "correctness/test_conformance_bsr.py"),
+    "declaration": ("correctness/test_conformance_bsr.py",),
+    "numerics": ("correctness/test_bsr.py", "correctness/test_verify_broken.py"),
+    "problem": ("unit/test_rules.py", "correctness/test_grouped.py", "correctness/test_verify_broken.py"),
+    "untrusted": ("judge/test_verdict.py", "judge/test_walls.py", "judge/test_hacks.py"),
 }
-"""Tests of a package that use many of its modules without importing them. They run last, if there is room."""
-BESIDES = {
-    "numerics/expectation": ("correctness/test_bsr.py",),
-    "numerics/buffers": ("correctness/test_numerics_operands.py",),
-    "numerics/judging": ("correctness/test_numerics_compare.py", "correctness/test_conformance_values.py"),
-    "numerics/quantized": ("correctness/test_numerics_drawing.py",),
-    "numerics/routed": ("correctness/test_numerics_bounds.py", "correctness/test_experts.py", "correctness/test_grouped.py"),
-    "numerics/scaling": ("correctness/test_numerics_quantized.py",),
-    "numerics/width": ("correctness/test_numerics_probes.py", "correctness/test_numerics_quantized.py"),
-    "numerics/operands": (
-        "correctness/test_numerics_operands.py",
-        "correctness/test_numerics_quantized.py",
-        "correctness/test_numerics_drawing.py",
-        "correctness/test_numerics_block_sparse.py",
-    ),
-    "numerics/probes": (
-        "correctness/test_numerics_probes.py",
-        "correctness/test_numerics_quantized.py",
-        "correctness/test_numerics_block_sparse.py",
-    ),
-    "problem/constructors": ("unit/test_compositions.py", "unit/test_rules.py", "unit/test_sparsity.py"),
-    "problem/contiguous": ("unit/test_compositions.py", "unit/test_rules.py", "unit/test_sparsity.py"),
-    "problem/fields": ("unit/test_sum_problem.py", "unit/test_sparsity.py", "unit/test_rules.py"),
-    "problem/forms": ("unit/test_rebuild.py", "unit/test_cli_shapes.py"),
-    "problem/gradients": ("unit/test_rules.py", "correctness/test_autograd.py"),
-    "problem/grouped_compositions": ("unit/test_compositions.py", "correctness/test_grouped.py"),
-    "problem/operation": ("unit/test_rules.py",),
-    "problem/rules": ("unit/test_rules.py", "unit/test_sparsity.py", "correctness/test_grouped.py"),
-    "problem/scales": ("unit/test_rules.py", "unit/test_compositions.py"),
-    "selector/candidates": ("unit/test_candidates.py", "unit/test_measure.py"),
-    "selector/offers": ("unit/test_variants.py", "unit/test_candidates.py", "unit/test_minimize.py"),
-    "selector/result": ("unit/test_candidates.py",),
-    "selector/select": ("unit/test_limits.py", "unit/test_variants.py"),
-    "selector/walls": ("judge/test_walls.py",),
-    "selector/verify": ("correctness/test_verify.py", "correctness/test_verify_broken.py", "correctness/test_grouped.py"),
-    "report/t4": ("unit/test_t4.py",),
-    "store/database": ("unit/test_cli_stores.py",),
-    "store/exchange": ("unit/test_foreign.py",),
-}
-"""Tests of single modules that import other ones."""
-NEVER = ("_gpu", "test_cpp", "triton", "cutlass", "test_imports", "test_cuda", "must_list", "cross_compile", "test_architectures")
-"""Parts of the names of test files that need a GPU, or mostly compile."""
+"""Tests that use many modules of a package without mentioning them. They run last."""
+COMPILED = ("backends", "toolchain", "architectures", "untrusted", "judging")
+"""Packages whose tests may be slow."""
+
+DEFINED = re.compile(r"^(?:(?: {4})?(?:def|class) +(?!__)|(?=[\w:, \[\]]+ = ))(\w+)", re.MULTILINE)
+"""Functions, classes, methods and constants in the text of a module."""
+FROM = re.compile(r"^ *from (\.*)([\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 
 
 def related_tests(root: Path, module: Path) -> list[Path]:
     """Return the test files for a module of the package (``module`` is relative to ``root``) in the order to run them."""
-    name = ".".join(module.with_suffix("").parts)
-    imports = {path: set(found) for path, found in _imports(root).items()}
-    direct: list[Path] = []
-    names, near = {name}, {name}
-    while len(direct) < LEAST_FILES and near:  # next, tests that import a module which imports it, and so on
-        found = [path for path, own in imports.items() if own & near and path not in direct]
-        direct += sorted(found, key=lambda path: (_distance(path, module), len(imports[path]), path))
-        near = {".".join(x.relative_to(root).with_suffix("").parts) for one in near for x in _users(root, one)} - names
-        names |= near
-    always = [root / "tests" / path for path in ALWAYS.get(module.parts[1], ()) if (root / "tests" / path).exists()]
-    extra = [root / "tests" / path for path in BESIDES.get("/".join(module.with_suffix("").parts[1:]), ())]
-    kept = list(dict.fromkeys([*extra, *direct]))[:MOST_FILES]
-    return kept + [path for path in always if path not in kept][: max(2, MOST_FILES - len(kept))]
-
-
-def _distance(test: Path, module: Path) -> int:
-    """Return 0 for tests named after the module, 1 for tests named after its package, 2 for others."""
-    return 0 if module.stem in test.stem else 1 if module.parts[1] in test.stem else 2
+    scores = _scores(root)[_name(module)]
+    package = module.parts[1]
+    fit = [path for path in scores if package in COMPILED or not any(part in path.name for part in SLOW)]
+    kept = sorted(fit, key=lambda path: (-scores[path], path))[:MOST_FILES]
+    broad = [root / "tests" / path for path in BROAD.get(package, ())]
+    return kept + [path for path in broad if path in scores and path not in kept]
 
 
 @functools.cache
-def _imports(root: Path) -> dict[Path, frozenset[str]]:
-    """Return the imported modules of the package for each test file."""
-    helpers = {path.stem: path for folder in FOLDERS for path in (root / "tests" / folder).glob("*.py")}
-    found: dict[Path, frozenset[str]] = {}
-    for path in helpers.values():
-        if path.name.startswith("test_") and not any(part in path.name for part in NEVER):
-            own, names = _imported(path), set[str]()
-            waiting, seen = [own], set[str]()
-            while waiting:
-                modules = waiting.pop()
-                names |= {name for name in modules if name.startswith("gemmtune")}
-                new = {name for name in modules if name in helpers and name not in seen}
+def _scores(root: Path) -> Mapping[str, Mapping[Path, float]]:
+    """Return for each module of the package how specific each test file is to it."""
+    texts = {path.relative_to(root): path.read_text() for path in sorted((root / "gemmtune").rglob("*.py"))}
+    numbers = {_name(path): i for i, path in enumerate(texts)}
+    tests = _mentions(root)
+    files = Counter(word for words in tests.values() for word in words)
+    direct, shares = np.zeros((len(texts), len(tests))), np.zeros((len(texts), len(texts)))
+    for i, (path, text) in enumerate(texts.items()):
+        defined = {*DEFINED.findall(text), _name(path), path.stem} & files.keys()
+        for j, (test, words) in enumerate(tests.items()):
+            direct[i, j] = _named_after(test.stem, path) + sum(words[word] / files[word] for word in defined & words.keys())
+        shares[[numbers[name] for name in _imported(text, path.parent.parts) & numbers.keys() - {_name(path)}], i] = 1
+    shares /= 2 * np.maximum(1, shares.sum(axis=1, keepdims=True))  # half of the mean of a module's users
+    scores = direct
+    for _ in range(STEPS):
+        scores = direct + shares @ scores
+    return {name: dict(zip(tests, scores[i].tolist(), strict=True)) for name, i in numbers.items()}
+
+
+def _name(module: Path) -> str:
+    return ".".join(module.with_suffix("").parts).removesuffix(".__init__")
+
+
+def _named_after(test: str, module: Path) -> float:
+    """Return 1 for tests named after the module, less for tests named after a folder that contains it, and 0 for others."""
+    return 1.0 if f"_{module.stem}_" in f"{test}_" else 0.1 * sum(folder in test for folder in module.parts[1:-1])
+
+
+def _mentions(root: Path) -> dict[Path, dict[str, float]]:
+    """Return the words and dotted names in each test file, and with half the weight those in its helpers."""
+    texts = {path: path.read_text() for folder in FOLDERS for path in sorted((root / "tests" / folder).rglob("*.py"))}
+    words = {path.stem: {*re.findall(r"[\w.]+", text), *re.findall(r"\w+", text)} for path, text in texts.items()}
+    helpers = {path.stem: _imported(text) & words.keys() for path, text in texts.items()}
+    found = {}
+    for path in texts:
+        if path.stem.startswith("test_") and not any(part in path.stem for part in NEVER):
+            seen, new = set[str](), {path.stem}
+            while new:
                 seen |= new
-                waiting += [_imported(helpers[name]) for name in new]
-            found[path] = frozenset(names)
+                new = set[str]().union(*(helpers[one] for one in new)) - seen
+            found[path] = {word: 0.5 for one in seen for word in words[one]} | dict.fromkeys(words[path.stem], 1.0)
     return found
 
 
-@functools.cache
-def _users(root: Path, name: str) -> tuple[Path, ...]:
-    """Return the modules of the package that import ``name``."""
-    return tuple(path for path in sorted((root / "gemmtune").rglob("*.py")) if name in _imported(path, root))
-
-
-@functools.cache
-def _imported(path: Path, root: Path | None = None) -> frozenset[str]:
-    """Return the modules that a file imports, and the imported names, which may be modules too."""
-    names: set[str] = set()
-    package = path.relative_to(root).parent.parts if root else ()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else ()
-            base = ".".join((*above, *([node.module] if node.module else [])))
-            names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-    return frozenset(names)
+def _imported(text: str, package: tuple[str, ...] = ()) -> set[str]:
+    """Return the modules that a file of a package imports, and the imported names, which may be modules too."""
+    names = set(re.findall(r"^ *import ([\w.]+)", text, re.MULTILINE))
+    for dots, module, imported in FROM.findall(text):
+        base = ".".join((*package[: len(package) - len(dots) + 1 if dots else 0], *([module] if module else [])))
+        names |= {base, *(f"{base}.{name}" for name in re.findall(r"\w+", imported))}
+    return names

@@ -44,11 +44,11 @@ Job = tuple[Mutant | None, list[str], bool]
 class Trees:
     """Copies of the tree, one for each job. Forked processes try mutants in them, so that none imports torch again.
 
-    The end of its context ends running processes, which Ctrl-C does not reach.
+    A test that takes longer than the limit fails. The end of its context ends running processes, which Ctrl-C does not reach.
     """
 
-    def __init__(self, root: Path, count: int, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, root: Path, count: int, folder: Path, limit_s: float) -> None:
+        self._folder, self._limit_s = folder, limit_s
         self.running: dict[int, tuple[int, float, Path, str]] = {}
         self.free = [folder / f"tree{i}" for i in range(count)]
         for tree in self.free:
@@ -88,7 +88,8 @@ class Trees:
             file = Path(getattr(module, "__file__", None) or "/")
             if file.is_relative_to(ROOT) and "site-packages" not in file.parts:  # an environment may lie in the repository
                 del sys.modules[name]
-        os.environ |= {"PYTHONPATH": str(tree), "GEMMTUNE_CACHE_DIR": str(self._folder / "kernels")}
+        os.environ["PYTHONPATH"] = str(tree)
+        os.environ.setdefault("GEMMTUNE_CACHE_DIR", str(self._folder / "kernels"))
         if all_cases:
             os.environ["TEST_ROTATION"] = "all"
         # Leave no compiled module for the next mutant, whose file may have the same time and size.
@@ -99,7 +100,8 @@ class Trees:
                 compiled.unlink()
         import pytest
 
-        return int(pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "--no-header", *tests]))
+        options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--no-header", f"--timeout={self._limit_s}"]
+        return int(pytest.main([*options, *tests]))
 
 
 def finished(trees: Trees, work: Sequence[Job], limit_s: float, folder: str) -> Iterator[tuple[int, int | None, float, str]]:

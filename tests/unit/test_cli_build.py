@@ -37,6 +37,7 @@ def built(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict]:
 def test_build_compiles_kernels_that_tuning_finds(nvcc: FakeNvcc, capsys: pytest.CaptureFixture[str]) -> None:
     status, first = built(capsys, *WORDS)
     assert (status, first["compiled"], first["present"], first["failed"]) == (0, 3, 0, [])
+    assert 0 < first["seconds"] < 60
     assert nvcc.runs == 3
     status, again = built(capsys, *WORDS)
     assert (status, again["compiled"], again["present"]) == (0, 0, 3)

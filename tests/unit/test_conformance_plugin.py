@@ -102,7 +102,9 @@ def test_the_suite_without_a_gemm_says_what_is_missing(in_another_project: Pytes
 def test_a_gemm_without_the_suite_says_what_is_missing(in_another_project: Pytest) -> None:
     done = in_another_project(*SUITE[:4], *SUITE[6:])
     assert done.returncode == 2
-    assert "the suite was not collected: add --pyargs gemmtune.conformance" in done.stdout
+    missing = "the suite was not collected: add --pyargs gemmtune.conformance"
+    assert missing in done.stdout
+    assert missing not in in_another_project(*SUITE, "-k", "no_such_property").stdout
 
 
 def test_a_missing_gemm_has_status_2(in_another_project: Pytest) -> None:

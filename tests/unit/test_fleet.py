@@ -288,6 +288,7 @@ def run_on(seats: Sequence[StubSeat], jobs: Sequence[Job]) -> FleetResult:
 def test_a_device_on_which_every_process_dies_leaves_if_it_has_equals(log: Path) -> None:
     broken = Report(status="died", seconds=0.01, reason="worker process died by SIGSEGV")
     result = run_on([StubSeat("good", DONE), StubSeat("bad", broken)], pretended.jobs(40))
+    assert 0 < result.seconds < 60
     assert not result.failures
     assert result.left == {"bad": "its last 3 jobs ended with the death of their process: worker process died by SIGSEGV"}
     assert result.dealt_again == 3

@@ -111,6 +111,13 @@ def test_every_constructor_names_an_illegal_size(op: str, size: Any) -> None:
             make(**given)
 
 
+def test_every_constructor_has_the_same_default_numbers() -> None:
+    defaults = {"alpha": 1, "beta": 1, "groups": 8}
+    for op in OPS:
+        numbers = {name: x.default for name, x in inspect.signature(getattr(Problem, op)).parameters.items() if name in defaults}
+        assert numbers == {name: defaults[name] for name in numbers}, op
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_rejects_invalid_problems(name: str) -> None:
     make, message = BAD[name]

@@ -70,6 +70,12 @@ def test_the_source_is_python_and_declares_each_argument_once(name: str, config:
     assert set(declared) <= used
 
 
+def test_the_sum_over_splits_is_unrolled_as_far_as_registers_last() -> None:
+    for block_m, block_n, unrolled in ((32, 64, 4), (64, 64, 4), (128, 64, 2), (128, 128, 1), (256, 128, 1)):
+        config = replace(SPLIT, block_m=block_m, block_n=block_n)
+        assert f"loop_unroll_factor={unrolled})" in _source(PROBLEMS["mm"], config).text, config
+
+
 def test_sizes_and_strides_are_arguments() -> None:
     names = {a.name for a in _source(PROBLEMS["mm"]).arguments}
     assert names >= {"size_m", "size_n", "size_k", "stride_a_r", "stride_b_c", "stride_out_r"}

@@ -10,7 +10,7 @@ import torch
 import gemmtune
 from gemmtune.cli.spec import Spec
 from gemmtune.numerics.block_sparse import mask_of
-from gemmtune.problem import Problem
+from gemmtune.problem import Layout, Problem
 from gemmtune.problem.sparsity import DENSITIES, Sparsity, density_class, imbalance_of
 from gemmtune.sparse import create_blocked_tensor
 
@@ -72,6 +72,9 @@ def test_other_operations_reject_a_class() -> None:
         Problem(op="mm", sparsity=Sparsity(block_n=16, block_k=16, density=0.5), **fields)
     with pytest.raises(gemmtune.InvalidProblemError, match="sparsity is missing"):
         Problem(op="bsr_mm", **fields)
+    padded = Layout(size=(128, 64), stride=(1, 136), dtype=dense.b.dtype)
+    with pytest.raises(gemmtune.InvalidProblemError, match="expected the transpose of a contiguous matrix"):
+        Problem(op="bsr_mm", sparsity=Sparsity(block_n=16, block_k=16, density=0.5), **fields | {"b": padded})
 
 
 def test_options_of_the_command_line_name_the_class() -> None:

@@ -76,6 +76,7 @@ def test_each_choice_has_its_status(backend: FixedBackend):
     }
     assert result.pick == "fake:multiply"
     assert result.source == "measured"
+    assert 0 < result.seconds < 60
     assert "triton:huge" in str(gemmtune.TuningResult((result,)))
     assert str(result).startswith(f"{PROBLEM}: fake:multiply, ")
 

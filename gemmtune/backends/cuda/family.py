@@ -1,7 +1,7 @@
 """Base class of a kernel family, and checks that all families share."""
 
 import dataclasses
-import itertools
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -160,7 +160,7 @@ class Family(ABC, Generic[C]):
         for _ in range(NAMED_STEPS):
             if label in found:
                 break
-            near = sorted(found, key=lambda known: _equal_start(known, label), reverse=True)[:NAMED_NEAR]
+            near = sorted(found, key=lambda known: len(os.path.commonprefix([known, label])), reverse=True)[:NAMED_NEAR]  # noqa: RUF071
             found |= {self.label(problem, c): c for x in near for c in self.launch_variants(problem, device, found[x])}
         config = found.get(label)
         return config if config is not None and self.why_not_config(problem, device, config) is None else None
@@ -174,11 +174,6 @@ class Family(ABC, Generic[C]):
             likeliest.setdefault(config.shape, config)
         times_us = {config: self.estimate_us(problem, device, config) for config in likeliest.values()}
         return [config for config, time_us in times_us.items() if time_us <= self.likely * min(times_us.values())][:count]
-
-
-def _equal_start(x: str, y: str) -> int:
-    """Return the number of characters with which both texts begin."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(x, y, strict=False)))
 
 
 def beginnings(config: C, stages: int) -> Iterator[C]:

@@ -92,7 +92,8 @@ class Row:
     and one scale per column, and with int4 and groups of 128. Some rows come from bfloat16 or zero points.
     """
 
-    block_m: int
+    block_m: int | None
+    """None: the number of rows."""
     block_n: int
     block_k: int
     stages: int
@@ -102,30 +103,31 @@ class Row:
     steps: int = 1
 
 
+Few = functools.partial(Row, None)
 SMALL_M, MEDIUM_M = 16, 64
 """Largest M for the first and the second table of a family; the third serves larger M."""
 BYTES_SMALL_M = (
-    Row(16, 64, 128, 3, 2, 4, swap=False), Row(16, 64, 128, 3, 2, 4), Row(16, 128, 128, 6, 4, 1, swap=False),
-    Row(16, 64, 128, 3, 4, 2, swap=False, steps=2), Row(16, 64, 128, 3, 2, 2, steps=2), Row(16, 64, 256, 3, 2, 2),
-    Row(16, 128, 256, 3, 4, 2, swap=False), Row(16, 32, 128, 2, 1, 16),
+    Few(64, 128, 3, 2, 4, swap=False), Few(64, 128, 3, 2, 4), Few(128, 128, 6, 4, 1, swap=False),
+    Few(64, 128, 3, 4, 2, swap=False, steps=2), Few(64, 128, 3, 2, 2, steps=2), Few(64, 256, 3, 2, 2),
+    Few(128, 256, 3, 4, 2, swap=False), Few(32, 128, 2, 1, 16),
 )  # fmt: skip
 NIBBLES_SMALL_M = (
-    Row(16, 64, 128, 3, 2, 4), Row(16, 128, 128, 4, 4, 2, swap=False), Row(16, 64, 128, 3, 2, 4, swap=False, steps=2),
-    Row(16, 64, 128, 2, 2, 8), Row(16, 128, 128, 4, 4, 4, swap=False), Row(16, 32, 128, 2, 1, 8, steps=2),
-    Row(16, 64, 64, 4, 2, 4, steps=2),
+    Few(64, 128, 3, 2, 4), Few(128, 128, 4, 4, 2, swap=False), Few(64, 128, 3, 2, 4, swap=False, steps=2),
+    Few(64, 128, 2, 2, 8), Few(128, 128, 4, 4, 4, swap=False), Few(32, 128, 2, 1, 8, steps=2),
+    Few(64, 64, 4, 2, 4, steps=2),
 )  # fmt: skip
 BFLOAT16_BYTES_SMALL_M = (
-    Row(16, 128, 256, 4, 4, 1, swap=False), Row(16, 64, 256, 3, 4, 2, swap=False, steps=2), Row(16, 64, 256, 3, 2, 2, steps=2),
+    Few(128, 256, 4, 4, 1, swap=False), Few(64, 256, 3, 4, 2, swap=False, steps=2), Few(64, 256, 3, 2, 2, steps=2),
 )  # fmt: skip
 DEEP_NIBBLES_SMALL_M = (
-    Row(16, 64, 128, 6, 2, 2, swap=False), Row(16, 128, 128, 6, 4, 1, swap=False, steps=2), Row(16, 64, 128, 6, 2, 4, swap=False),
-    Row(16, 128, 128, 8, 2, 2),
+    Few(64, 128, 6, 2, 2, swap=False), Few(128, 128, 6, 4, 1, swap=False, steps=2), Few(64, 128, 6, 2, 4, swap=False),
+    Few(128, 128, 8, 2, 2),
 )  # fmt: skip
 """Configs for bfloat16 and for zero points, which need more registers and time for each word."""
 SINGLE_MEDIUM_M = (
-    Row(16, 64, 128, 3, 2, 4), Row(16, 128, 128, 4, 2, 2),
+    Few(64, 128, 3, 2, 4), Few(128, 128, 4, 2, 2),
 )  # fmt: skip
-"""Configs without warp groups. ``block_m`` becomes the number of rows, as in the tables for few rows."""
+"""Configs without warp groups."""
 BYTES_MEDIUM_M = (
     Row(64, 64, 128, 3, 4, 3), Row(64, 64, 128, 3, 4, 2), Row(64, 128, 64, 4, 4, 1.5), Row(32, 128, 128, 6, 4, 2),
     Row(64, 64, 128, 3, 4, 4), Row(64, 128, 64, 4, 4, 2),
@@ -168,8 +170,8 @@ def _small_m(problem: Problem) -> tuple[Row, ...]:
 
 
 def _config(problem: Problem, device: DeviceInfo, row: Row, *, rows: int = 0, fragments: bool = False) -> WordsConfig:
-    """Return the row's config; a nonzero ``rows`` replaces its ``block_m``."""
-    fields = asdict(row) | {"block_m": rows or row.block_m}
+    """Return the row's config for a number of ``rows``, which a row with a ``block_m`` ignores."""
+    fields = asdict(row) | {"block_m": row.block_m or rows}
     programs = fields.pop("programs")
     config = WordsConfig(**fields, fragments=fragments)
     most = ROUNDING * programs * max(device.sm_count, 1) / tiles_of(problem, config)

@@ -1,0 +1,83 @@
+"""Choices that performance models rank first. ``python tests/alignment/test_ranking.py`` writes them to ranking.json.
+
+The constants of the models are fitted to measurements, so a change of the order is a decision.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from extras import needs
+
+from gemmtune.backends.cuda.choice import CudaChoice
+from gemmtune.backends.table import load
+from gemmtune.choice import Choice
+from gemmtune.device import DeviceInfo, preset
+from gemmtune.problem import Problem
+from gemmtune.settings import Settings
+
+FILE = Path(__file__).with_name("ranking.json")
+MOST = 16
+"""Names of each backend in the file."""
+FP16, FP32 = torch.float16, torch.float32
+PROBLEMS: dict[str, tuple[tuple[str, ...], Problem]] = {
+    "mm square": (("sm80", "sm90", "gfx942"), Problem.mm(4096, 4096, 4096, device_type="cuda")),
+    "mm one row": (("sm75", "sm90"), Problem.mm(1, 4096, 14336, dtype=FP16, device_type="cuda")),
+    "mm few rows": (("sm80", "sm90", "sm100"), Problem.mm(48, 6144, 4096, device_type="cuda")),
+    "mm long sum": (("sm90", "gfx942"), Problem.mm(130, 200, 65536, device_type="cuda")),
+    "mm odd": (("sm86", "sm90"), Problem.mm(301, 513, 1003, device_type="cuda")),
+    "mm float32": (("sm80", "sm90"), Problem.mm(2048, 1024, 4096, dtype=FP32, layout="nn", device_type="cuda")),
+    "mm float32 on a CPU": (("avx2", "avx512", "portable"), Problem.mm(256, 512, 768, dtype=FP32, device_type="cpu")),
+    "bmm": (("sm90",), Problem.bmm(32, 128, 1024, 128, device_type="cuda")),
+    "mm_plus_mm": (("sm90",), Problem.mm_plus_mm(1024, 2048, 512, 1024, device_type="cuda")),
+    "int_mm": (("sm80", "sm90"), Problem.int_mm(512, 4096, 4096, device_type="cuda")),
+    "scaled_mm": (("sm90",), Problem.scaled_mm(256, 4096, 4096, device_type="cuda")),
+    "scaled_mm by blocks": (("sm90",), Problem.scaled_mm(64, 7168, 4096, scales="block_128x128", device_type="cuda")),
+    "mixed_mm one row": (("sm90",), Problem.mixed_mm(1, 4096, 4096, scales="column", prepacked=True, device_type="cuda")),
+    "grouped_mm": (("sm90",), Problem.grouped_mm(1024, 2048, 1024, groups=8, device_type="cuda")),
+    "bsr_mm few rows": (("sm90",), Problem.bsr_mm(16, 4096, 4096, density=0.2, prepacked=True, device_type="cuda")),
+    "bsr_mm": (("sm90",), Problem.bsr_mm(512, 4096, 4096, density=0.2, device_type="cuda")),
+    **{
+        f"mixed_mm {dtype} {encoding or 'int8'} {m} rows{' prepacked' * prepacked}": (
+            ("sm90",) if prepacked else ("sm80", "sm90"),
+            Problem.mixed_mm(
+                m, 4096, 4096, dtype=getattr(torch, dtype), encoding=encoding, scales="group_128" if encoding else "column",
+                prepacked=prepacked, device_type="cuda",
+            ),
+        )
+        for dtype, encoding in (("float16", ""), ("bfloat16", ""), ("float16", "int4"), ("bfloat16", "uint4"))
+        for m in (16, 60, 1000)
+        for prepacked in (False, True)
+    },
+}  # fmt: skip
+
+
+def described(choice: Choice, device: DeviceInfo) -> str:
+    """Return the choice's name, with the modelled time of a CUDA kernel."""
+    if not isinstance(choice, CudaChoice):
+        return choice.name
+    return f"{choice.name} {choice.family.estimate_us(choice.problem, device, choice.config):.4g} us"
+
+
+def ranked(backend: str) -> dict[str, list[str]]:
+    """Return the first names that a backend offers, by device and problem."""
+    return {
+        f"{arch} {name}": [
+            described(c, preset(arch)) for c in load(backend).enumerate(problem, preset(arch), Settings()).choices[:MOST]
+        ]
+        for name, (archs, problem) in PROBLEMS.items()
+        for arch in archs
+    }
+
+
+@pytest.mark.parametrize("backend", ["triton", "cuda", "cpp", pytest.param("cutlass", marks=needs("cutlass"))])
+def test_the_models_rank_choices_as_before(backend: str) -> None:
+    assert {name: found for name, found in ranked(backend).items() if found} == json.loads(FILE.read_text())[backend]
+
+
+if __name__ == "__main__":
+    names = {x: {name: found for name, found in ranked(x).items() if found} for x in ("triton", "cuda", "cpp", "cutlass")}
+    FILE.write_text(json.dumps(names, indent=1) + "\n")

@@ -1,0 +1,47 @@
+"""Parts of the process of an untrusted GEMM that need no process: how it is called, and whose question a file's opening is."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import torch
+
+from gemmtune.untrusted.gemm_process.journal import _asker
+from gemmtune.untrusted.gemm_process.manners import in_manner
+
+
+def test_a_gemm_is_called_as_programs_do() -> None:
+    seen: list[tuple[object, ...]] = []
+
+    def gemm(a: torch.Tensor, b: torch.Tensor) -> int:
+        seen.append((a.tolist(), b.tolist(), a.is_inference(), type(b), torch.get_num_threads(), threading.get_ident()))
+        return len(seen)
+
+    a, b, threads = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), torch.get_num_threads()
+    plain = {"mode": "plain", "times": 1, "thread": False, "one_core": False, "parameter": False}
+    assert in_manner(gemm, plain)(a, b) == 1
+    assert seen == [([1, 2], [3, 4], False, torch.Tensor, threads, threading.get_ident())]
+    seen.clear()
+    other = {"mode": "inference", "times": 3, "thread": True, "one_core": True, "parameter": True}
+    assert in_manner(gemm, other)(a, b) == 3, "the last result"
+    assert [x[:5] for x in seen] == [
+        (*numbers, True, torch.nn.Parameter, 1) for numbers in [([2, 1], [4, 3]), ([2, 1], [4, 3]), ([1, 2], [3, 4])]
+    ]
+    assert threading.get_ident() not in {x[5] for x in seen}
+    assert torch.get_num_threads() == threads
+
+
+def test_a_question_of_pythons_own_modules_is_that_of_their_caller() -> None:
+    def asked_by(*files: str) -> str:
+        """Return the file that counts, from the frames of these files, the innermost first."""
+        frame = None
+        for file in reversed(files):
+            frame = SimpleNamespace(f_code=SimpleNamespace(co_filename=file), f_back=frame)
+        found: list[str] = []
+        _asker(lambda x: found.append(x.f_code.co_filename) or True, ("/python/lib/",))(frame)  # type: ignore[arg-type, func-returns-value]
+        return found[0]
+
+    assert asked_by("/python/lib/io.py", "/python/lib/json.py", "/kernels/gemm.py", "/torch.py") == "/kernels/gemm.py"
+    package = "/python/lib/site-packages/torch/serialization.py"
+    assert asked_by("/python/lib/io.py", package, "/kernels/gemm.py") == package
