@@ -1,4 +1,4 @@
-"""Choices that performance models rank first. ``PYTHONPATH=tests python tests/alignment/test_ranking.py`` writes them to ranking.json.
+"""Choices that performance models rank first. ``PYTHONPATH=tests python tests/alignment/test_ranking.py`` writes ranking.json.
 
 The constants of the models are fitted to measurements, so a change of the order is a decision.
 """
