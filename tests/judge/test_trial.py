@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,7 +24,7 @@ from gemmtune.untrusted.subject import rival
 from gemmtune.untrusted.target import TORCH, Target
 from gemmtune.untrusted.trial import Trial
 from gemmtune.untrusted.twin import tells
-from gemmtune.untrusted.variations import STRUCTURES, impose, nearby, one_changed
+from gemmtune.untrusted.variations import STRUCTURES, cancelling, impose, nearby, one_changed
 
 PROBLEM = Problem.mm(24, 40, 32)
 SLY = """
@@ -95,6 +96,29 @@ def test_a_result_of_nearby_numbers_is_wrong(dtype: torch.dtype) -> None:
     assert nearby(x) is x
     assert torch.allclose(before, x.a, rtol=1e-2, atol=0)
     assert checker.trouble(earlier, x) is not None
+
+
+def test_some_operands_are_special_but_for_a_block() -> None:
+    """A look at rows, columns or samples must not tell that a matrix is zero, or the transpose of the other one."""
+    checker = Checker(Problem.mm(64, 64, 48, dtype=torch.float32), Claims(accumulate=torch.float32), torch.device("cpu"), 5)
+    found = Counter[str]()
+    for _ in range(400):
+        x = checker.fresh()
+        for name, one, other in (("transpose", x.b, x.a.mT), ("zero", x.a, 0 * x.a), ("identity", x.b, torch.eye(48, 64))):
+            same = one == other
+            edges = (same[0], same[-1], same[:, 0], same[:, -1])
+            found[name] += all(bool(edge.all()) for edge in edges) and not same.all()
+        assert checker.trouble((x.a.double() @ x.b.double()).float(), x) is None
+    assert all(found[name] for name in ("transpose", "zero", "identity")), found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_numbers_that_cancel_show_wider_sums(dtype: torch.dtype) -> None:
+    checker = Checker(Problem.mm(24, 40, 96, dtype=dtype), Claims(accumulate=dtype), torch.device("cpu"), 5)
+    x = cancelling(checker.fresh(), random.Random(1))
+    one = sum((x.a[:, k : k + 1].double() @ x.b[k : k + 1].double() for k in range(96)), torch.zeros(24, 40).double())
+    other = x.a.double() @ x.b.double()
+    assert (one.to(dtype) != other.to(dtype)).double().mean() > 0.02
 
 
 def test_no_integers_are_nearby() -> None:
