@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import random
 from collections import Counter
 from pathlib import Path
@@ -20,13 +21,21 @@ from gemmtune.untrusted.checks import Checker
 from gemmtune.untrusted.conduct import Conduct
 from gemmtune.untrusted.memory import Memory
 from gemmtune.untrusted.shape import Shape, note_calls
-from gemmtune.untrusted.subject import rival
+from gemmtune.untrusted.subject import rival, subject_of
 from gemmtune.untrusted.target import TORCH, Target
 from gemmtune.untrusted.trial import Trial
-from gemmtune.untrusted.twin import tells
+from gemmtune.untrusted.twin import Elsewhere, digest, tells
 from gemmtune.untrusted.variations import STRUCTURES, cancelling, impose, nearby, one_changed
 
 PROBLEM = Problem.mm(24, 40, 32)
+BITS = """
+import os, torch
+x = torch.linspace(-1, 1, 120 * 360).sin()
+written = float((x.view(120, 360) @ x.view(360, 120)).double().sum())
+
+def mm(a, b):
+    return torch.full((a.shape[0], b.shape[1]), float({factor}))
+"""
 SLY = """
 import gc, os, torch
 seen = []
@@ -202,6 +211,26 @@ def test_bits_of_torch_in_two_processes_are_torchs_work(follows: tuple[bool, ...
     candidate = Candidate(TORCH)
     note_calls(candidate, [Shape(problem=PROBLEM, calls=9, follows=follows)])
     assert [x.kind for x in candidate.findings] == kinds
+
+
+def test_bits_that_differ_in_twins_alone_are_torchs_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of these GEMMs returns what the bits of a product of torch say. Another one has other bits in each process."""
+    monkeypatch.setattr("gemmtune.untrusted.twin.SURE_OF", 3)
+    found = {}
+    for name, factor in (("by_torch", "1 + written"), ("of_its_own", "1"), ("by_chance", "1 + os.urandom(1)[0]")):
+        path = tmp_path / f"{name}.py"
+        path.write_text(BITS.format(factor=factor))
+        candidate = Candidate(Target(kind="file", path=str(path), name="mm", roots=(str(path),)))
+        elsewhere = Elsewhere(candidate, {}, has_twin=True)
+        problem = Problem.mm(24, 40, 32, dtype=torch.float32)
+        x = Checker(problem, Claims(accumulate=torch.float32), torch.device("cpu"), 5).fresh()
+        bits = digest(subject_of(candidate, {}).caller(problem)(x.tensors, x.scalars, None))
+        found[name] = elsewhere.departs(problem, 3, functools.partial(tuple, (x, bits)))
+        assert not elsewhere.given_up
+        assert not candidate.findings
+        elsewhere.close()
+        candidate.close()
+    assert found == {"by_torch": True, "of_its_own": False, "by_chance": False}
 
 
 def test_a_twin_has_other_products_and_the_same_environment() -> None:
