@@ -31,7 +31,7 @@ NAMED_MACS, NAMED_CALLS = 2**31, 2
 NARROWEST, WIDEST = 0.5, 1.6
 """Range of a side, in multiples of that of a cube."""
 PER_M = 10**6
-BATCHES = ((2, 3), (12, 33))
+BATCHES = ((2, 3, 12), (33, 70, 130))
 """Few and many matrices of a batch, which the shapes have in turn."""
 
 

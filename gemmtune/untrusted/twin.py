@@ -34,8 +34,8 @@ SURE_OF = 6
 """New twins, and other new processes, that must agree about the bits. A GEMM that picks a way by its time agrees by chance."""
 SUSPECT_S = 60.0
 """Seconds for these processes."""
-WARM = 3
-"""Calls of each with the same operands, of which the last one counts: a GEMM may do other work in its first ones."""
+WARM, WARM_S = 100, 0.5
+"""Most calls, and seconds, of each before the one that counts: a GEMM may do other work in its first calls."""
 
 
 def digest(result: object) -> bytes:
@@ -70,6 +70,16 @@ class _Again:
         """Return the output of the process from a byte on."""
         file = self.candidate.output()
         return b"" if file is None else os.pread(file, os.fstat(file).st_size, begin)
+
+
+def _warm(process: _Again, problem: Problem, operands: Operands, place: int | None) -> Any:
+    """Return the result of the last of some calls of a new process."""
+    result, until = process.result(problem, operands, place), time.monotonic() + WARM_S
+    for _ in range(WARM):
+        if time.monotonic() > until:
+            break
+        result = process.result(problem, operands, place)
+    return result
 
 
 class Elsewhere:
@@ -145,8 +155,7 @@ class Elsewhere:
                     if time.monotonic() - begun > self._suspect_s:
                         return False
                     process.candidate.close()
-                    results = [process.result(problem, operands, place) for _ in range(WARM)]
-                    if (digest(results[-1]) == bits) is not same:
+                    if (digest(_warm(process, problem, operands, place)) == bits) is not same:
                         return False
             return True
         except FAILURES as error:
