@@ -1,8 +1,8 @@
 """Shapes of the calls that a verdict rests on: small ones, which are called often, then larger ones, next to torch."""
 
+import dataclasses
 import itertools
 import math
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from ..conformance.cases.case import Case
 from ..conformance.cases.statement import problem_of
 from ..declaration.subject import Subject
+from ..untrusted import clock
 from ..untrusted.candidate import Candidate
 from ..untrusted.shape import Shape
 from ..untrusted.trial import Trial
-from ..untrusted.twin import InUse, Twin
+from ..untrusted.twin import Elsewhere
 from . import sizes
 from .levels import Level
 
@@ -30,7 +31,7 @@ NAMED_MACS, NAMED_CALLS = 2**31, 2
 NARROWEST, WIDEST = 0.5, 1.6
 """Range of a side, in multiples of that of a cube."""
 PER_M = 10**6
-BATCHES = ((2, 3), (12, 33))
+BATCHES = ((2, 3, 12), (33, 70, 130))
 """Few and many matrices of a batch, which the shapes have in turn."""
 
 
@@ -50,6 +51,17 @@ class Planned:
     named: bool = False
     """True for usual sizes and those that the source names, whose calls have a time of their own."""
 
+    @property
+    def untimed(self) -> "Planned":
+        """Few of these calls, without a time."""
+        return dataclasses.replace(self, calls=min(self.calls, LARGE_CALLS), timed=False)
+
+    @property
+    def key(self) -> str:
+        """Kind of the calls, of which some are made even if the time is over: timed ones, and those of each operation and dtype."""
+        large = self.case.m * self.case.n * self.case.k > SMALL_MACS
+        return "timed" if self.timed else f"{self.case.op} {self.case.dtype} {large}"
+
 
 def timed_calls(
     subject: Subject,
@@ -58,11 +70,10 @@ def timed_calls(
     level: Level,
     taken: Sequence[Case],
     named: Sequence[int],
-    twin: Twin | None,
-    in_use: InUse | None,
+    elsewhere: Elsewhere | None,
 ) -> Iterator[Shape]:
     """Yield the calls of each shape. ``taken`` are the cases of the suite that the GEMM took, ``named`` numbers of its source."""
-    ops, trial = timed_ops(subject), Trial(subject, candidate, rival, twin, in_use)
+    ops, trial = timed_ops(subject), Trial(subject, candidate, rival, elsewhere)
     of_op = {op: tuple(dict.fromkeys(case.dtype for case in taken if case.op == op)) for op in ops}
     of_op = {op: dtypes for op, dtypes in of_op.items() if dtypes} or dict.fromkeys(ops[:1], ())
     if not of_op:
@@ -70,17 +81,21 @@ def timed_calls(
     kind = candidate.device.type
     own = sizes.of_inputs(candidate.inputs, kind)
     if own is not None and own.op in of_op:
-        until = time.monotonic() + level.calls_s / 2
+        until = clock.now_s() + level.calls_s / 2
         yield trial.calls(problem_of(own, kind), level.timed_calls, timed=True, deadline=until, profiled=level.profiled)
-    deadline, of_named = time.monotonic() + level.calls_s, math.inf
-    for number, planned in enumerate(_plan(trial, subject, level, of_op, taken, named, on_gpu=kind != "cpu")):
-        now = time.monotonic()
+    deadline, of_named, seen = clock.now_s() + level.calls_s, math.inf, set[str]()
+    for asked in _plan(trial, subject, level, of_op, taken, named, on_gpu=kind != "cpu"):
+        planned, now = asked, clock.now_s()
         if planned.named:
             of_named = min(of_named, now + level.named_s)
             if now > of_named:
                 continue
-        elif now > deadline and number > len(of_op):
-            return
+        else:
+            if now > deadline and asked.key in seen:
+                planned = asked.untimed
+                if planned.key in seen:
+                    continue
+            seen |= {planned.key, planned.untimed.key}
         problem, until = problem_of(planned.case, kind), of_named if planned.named else deadline + GRACE_S
         yield trial.calls(problem, planned.calls, timed=planned.timed, deadline=until, profiled=planned.profiled)
 
@@ -108,7 +123,7 @@ def _plan(
         number, turns[op] = turns[op], turns[op] + 1
         case = _case(subject, op, dtype, transposed=bool(number % 2) and op in columns)
         batch = trial.rng.choice(BATCHES[(number + number // 2) % 2]) if case.batched else 1
-        return _drawn(trial, subject, case.changed(batch=batch), max(macs // batch, 1))
+        return _drawn(trial, subject, case.changed(batch=batch), max(macs // batch, 1), square=not number)
 
     in_turn = [dtypes[number % len(dtypes)] if dtypes else "float32" for number in range(2 + level.shapes)]
     small = [(op, dtype, level.small_calls) for dtype in in_turn[:2]]
@@ -134,14 +149,14 @@ def _case(subject: Subject, op: str, dtype: str, *, transposed: bool = False) ->
     return case.changed(b="col") if transposed else case
 
 
-def _drawn(trial: Trial, subject: Subject, case: Case, macs: int) -> Case:
-    """Return the case with sizes of at most about ``macs`` multiplications."""
+def _drawn(trial: Trial, subject: Subject, case: Case, macs: int, *, square: bool = False) -> Case:
+    """Return the case with sizes of at most about ``macs`` multiplications. A ``square`` result is one of a Gram matrix too."""
     traits, rng = subject.traits, trial.rng
     side = min(SMALL_SIDE, macs ** (1 / 3)) if macs <= SMALL_MACS else macs ** (1 / 3)
     sides = [max(least, round(side * rng.uniform(NARROWEST, WIDEST)), 1) for least in traits.least]
     while math.prod(sides) > macs:
         sides[rng.randrange(3)] //= 2
-    return legal(case.changed(m=sides[0], n=sides[1], k=sides[2]), subject)
+    return legal(case.changed(m=sides[0], n=sides[0 if square else 1], k=sides[2]), subject)
 
 
 def legal(case: Case, subject: Subject) -> Case:

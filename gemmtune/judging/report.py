@@ -63,6 +63,8 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     yield from _speed_lines(verdict)
     if verdict.work:
         yield f"  work     {verdict.work}"
+    if verdict.given_up:
+        yield f"  unseen   {verdict.given_up}"
     for number, finding in enumerate(verdict.findings):
         yield f"  {'conduct' if not number else '       '}  {'' if finding.dishonest else 'noted: '}{finding}"
     for number, text in enumerate(advice(verdict)):
@@ -167,6 +169,7 @@ def _plain(verdict: Verdict) -> dict[str, Any]:
         },
         "busy": verdict.busy,
         "work": verdict.work,
+        "given_up": verdict.given_up,
         "conduct": [{"kind": str(x.kind), "detail": x.detail, "dishonest": x.dishonest} for x in verdict.findings],
         "to_do": advice(verdict),
         "note": verdict.reason,
@@ -209,6 +212,8 @@ def _parts(verdict: Verdict, number: int, *, level: str) -> Iterator[Markup]:
         yield _headed("Speed", *map(_line, _caveats(verdict, verdict.speed)), *_speed(verdict.speed, verdict.busy, number))
     if verdict.work:
         yield _headed("Work", _line(verdict.work))
+    if verdict.given_up:
+        yield _headed("Unseen", _line(verdict.given_up))
     if verdict.findings:
         noted = (_line(f"{x}{'' if x.dishonest else ' (noted)'}", "bad" if x.dishonest else "soft") for x in verdict.findings)
         yield _headed("Conduct", *noted)

@@ -28,7 +28,7 @@ from ..untrusted.conduct import Conduct, Finding
 from ..untrusted.shape import Shape, note_calls
 from ..untrusted.subject import rival, subject_of
 from ..untrusted.target import Target
-from ..untrusted.twin import InUse, Twin, tells
+from ..untrusted.twin import Elsewhere, tells
 from .calls import timed_calls
 from .levels import LEVELS, MOST_CALL_S, Level
 from .sizes import named_in
@@ -122,6 +122,8 @@ class Verdict:
     """Other work on the machine while calls were timed."""
     work: str = ""
     """Share of the calls in which torch multiplied."""
+    given_up: str = ""
+    """Other processes in which it did not work, and thus was not seen."""
     declared: str = ""
     """Declarations to which it was held, if they are not the usual ones."""
     seconds: float = 0.0
@@ -245,16 +247,14 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options, named: 
         return dataclasses.replace(verdict, reason="not timed: it does not answer")
     watch = Watch(detect(options.device))
     sandbox, timeout_s, on_cpu = options.sandbox, options.timeout_s, options.device == "cpu"
-    in_use = InUse(candidate, options.declared, sandbox=sandbox, timeout_s=timeout_s) if on_cpu else None
-    alone = subject.traits.calls_torch or not on_cpu or not tells()
-    twin = None if alone else Twin(candidate, options.declared, sandbox=sandbox, timeout_s=timeout_s)
+    has_twin = on_cpu and not subject.traits.calls_torch and tells()
+    elsewhere = Elsewhere(candidate, options.declared, has_twin=has_twin, sandbox=sandbox, timeout_s=timeout_s) if on_cpu else None
     try:
         taken = [x.case for x in values.executed]
-        shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, taken, named, twin, in_use))
+        shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, taken, named, elsewhere))
     finally:
-        for other in (twin, in_use):
-            if other is not None:
-                other.close()
+        if elsewhere is not None:
+            elsewhere.close()
     verdict = dataclasses.replace(verdict, busy=watch.seen())
     note_calls(candidate, shapes)
     work = "" if any(shape.wrong for shape in shapes) else _work_of_torch(subject, candidate, shapes)
@@ -262,8 +262,11 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options, named: 
         candidate.settle()
     except (CandidateEnded, RemoteError) as error:
         verdict = dataclasses.replace(verdict, reason=str(error))
+    given_up = "; ".join(elsewhere.given_up) if elsewhere is not None else ""
     reason = verdict.reason or ("" if shapes else f"not timed: torch has no function for {', '.join(subject.traits.ops or ())}")
-    return dataclasses.replace(verdict, shapes=shapes, speed=judge_speed(candidate, shapes, verdict.busy), work=work, reason=reason)
+    return dataclasses.replace(
+        verdict, shapes=shapes, speed=judge_speed(candidate, shapes, verdict.busy), work=work, reason=reason, given_up=given_up
+    )
 
 
 def _declared(traits: Traits) -> str:

@@ -15,6 +15,7 @@ from ..declaration.subject import Gone
 from ..errors import GemmtuneError
 from ..foreign import parse_json, shown, visible
 from ..workers.pipe import GarbledError
+from . import clock
 from .conduct import EVENTS, Conduct, Finding, Record
 from .memory import Memory
 from .process import Fork
@@ -85,8 +86,6 @@ class Candidate:
         """Sizes and dtypes of the inputs that a model names itself, as its process says."""
         self.place: int | None = None
         """Page at which the operands of the next calls begin, or None for any page."""
-        self.watches = True
-        """True if the inputs are compared after each call."""
         self.profiling = self.in_graph = False
         """True if the operations of torch in the next calls are counted in ``ran``, or if times are those in a CUDA graph."""
         self.manner: Mapping[str, object] | None = None
@@ -131,7 +130,8 @@ class Candidate:
             "twin": self.is_twin, "ops": (*OPS, NOTHING) if self.target is TORCH else OPS,
             "target": asdict(self.target) | {"trained": self.manner is not None},
         }  # fmt: skip
-        answer = self._ask(question, max(self._timeout_s, IMPORT_S))
+        with clock.stopped():
+            answer = self._ask(question, max(self._timeout_s, IMPORT_S))
         self.inputs = answer.get("inputs")
         self._threads, self._bytes = self._fork.threads(), self._fork.resident_bytes()
         self._standing = standing()
@@ -180,7 +180,7 @@ class Candidate:
         self._stop_clock(answer)
         self.slowest_s = max(self.slowest_s, self.last.wall_s)
         self._started_s = self._fork.started_s() if self._fork else 0.0
-        for storage in placed.values() if self.watches else ():
+        for storage in placed.values():
             if storage.own.data_ptr() != base(out) and storage.changed():
                 self.note(Conduct.INPUTS)
                 storage.own.copy_(storage.copy)

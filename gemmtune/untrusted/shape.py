@@ -56,6 +56,8 @@ class Shape:
     """The same of profiled calls, without the first."""
     follows: tuple[bool, ...] = ()
     """True for each call that had torch's bits in both processes, where these are two results."""
+    departs: bool = False
+    """True if results have other bits in every process in which torch's products have others."""
 
     @property
     def ratio(self) -> tuple[float, float] | None:
@@ -112,6 +114,8 @@ def note_calls(candidate: Candidate, shapes: Sequence[Shape]) -> None:
         if sum(shape.follows) >= SURE:
             detail = f"{sum(shape.follows)} of {len(shape.follows)} results have the bits of torch's, also where these are others"
             candidate.note(Conduct.TORCH, f"{shape.problem}: {detail}")
+        if shape.departs:
+            candidate.note(Conduct.TORCH, f"{shape.problem}: results have other bits wherever torch's products have others")
         if len(shape.repeats) >= LEAST_REPEATS and _is_from_memory(shape.repeats):
             detail = (
                 f"{shape.problem}: equal operands at other addresses take {_of_least(shape.repeats):.0%} of the work of new ones"

@@ -4,31 +4,33 @@ import dataclasses
 import random
 import secrets
 import statistics
-import time
-from dataclasses import dataclass, field
 
 import torch
 
 from ..choice import Claims
-from ..declaration.calling import Caller
 from ..declaration.subject import Impossible, Subject
 from ..errors import UnavailableError
 from ..numerics.expectation import Expectation
 from ..numerics.operands import Operands
 from ..problem import Problem
 from ..timing.timer import median_margin
+from . import clock
 from .candidate import OTHERS, Candidate, CandidateEnded, Reading, RemoteError
 from .checks import Checker, Trouble, is_constant
 from .conduct import Conduct
 from .kinds import KINDS, operands_of
 from .memory import POISON
+from .run import Run
 from .shape import Shape
-from .twin import InUse, Twin, digest
+from .twin import Elsewhere, digest
+from .variations import cancelling
 
 PAGES = (3, 3, 3, 40, 81, 122)
 """Pages at which operands begin: mostly the same one."""
 MOST_TWINS = 6
-"""Calls of a shape that the twin repeats."""
+"""Timed calls of a shape that the twin repeats."""
+LEAST_TIMED = 12
+"""Calls that are made to have a time, even if the time is over."""
 SLOW_START_S = 10.0
 """Seconds of a call, compilation included, of a GEMM that gets no twin."""
 MOST_WRONG = 3
@@ -43,44 +45,12 @@ WITH_OUT = 0.3
 """Share of calls that get ``out``, among those without a time, of a GEMM that declares it."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Run:
-    """State of the calls of one shape."""
-
-    checker: Checker
-    call: Caller
-    rng: random.Random
-    pairs: list[tuple[float, float]] = field(default_factory=list)
-    repeats: list[tuple[float, float]] = field(default_factory=list)
-    equal: list[bool] = field(default_factory=list)
-    hidden: list[bool] = field(default_factory=list)
-    last: bytes = b""
-    wrong: list[tuple[int, Trouble, bool]] = field(default_factory=list)
-    seen: dict[bytes, int] = field(default_factory=dict)
-    profiled: frozenset[int] = frozenset()
-    """Numbers of the calls after which another one is profiled."""
-    ran: list[frozenset[str]] = field(default_factory=list)
-    bits: list[bool] = field(default_factory=list)
-    bits_profiled: list[bool] = field(default_factory=list)
-    follows: list[bool] = field(default_factory=list)
-    of_torch: bytes = b""
-    """Digest of torch's latest result."""
-    calls: int = 0
-    numbers: int = 0
-    """Number of different operands until now."""
-    current: int = 0
-    """Number of the operands of the latest call."""
-    of_kept: int = 0
-    """Number of those that the next call may change or repeat."""
-
-
 class Trial:
     """Calls of a GEMM with one problem after another, next to calls of torch in another process.
 
     Args:
         rival: torch, with its process.
-        twin: the GEMM in another process, for calls that must not be torch's.
-        in_use: the GEMM in another process, for calls in the manner of programs.
+        elsewhere: the GEMM in other processes.
         least: number of calls that are made even if time is over. A few show nothing.
     """
 
@@ -89,12 +59,11 @@ class Trial:
         subject: Subject,
         candidate: Candidate,
         rival: tuple[Subject, Candidate],
-        twin: Twin | None = None,
-        in_use: InUse | None = None,
+        elsewhere: Elsewhere | None = None,
         *,
         least: int = 1,
     ) -> None:
-        self._twin, self._in_use, self._least = twin, in_use, least
+        self._elsewhere, self._least = elsewhere, least
         self._subject, self._candidate = subject, candidate
         self._rival, self._torch = rival
         self._added_s, self._hand_over_s = (0.0, 0.0), 0.0
@@ -103,14 +72,15 @@ class Trial:
     def calls(
         self, problem: Problem, count: int, *, timed: bool, deadline: float, claims: Claims | None = None, profiled: int = 0
     ) -> Shape:
-        """Make ``count`` calls, at most until ``deadline`` on the monotonic clock. If they are ``timed``, torch makes some too.
+        """Make ``count`` calls, at most until ``deadline`` on the judge's clock. If they are ``timed``, torch makes some too.
 
         ``profiled`` more calls, at places that nobody knows, show what runs in them.
         """
         checker = Checker(problem, claims or self._subject.claims(problem), self._candidate.device, secrets.randbits(60))
         places = frozenset({1, *self.rng.sample(range(1, count + 1), min(profiled, count))} if profiled else ())
-        run = _Run(checker=checker, call=self._subject.caller(problem), rng=self.rng, profiled=places)
+        run = Run(checker=checker, call=self._subject.caller(problem), rng=self.rng, profiled=places)
         refused, number, first_s = "", 0, 0.0
+        least = max(self._least, min(LEAST_TIMED, count)) if timed else self._least
         kept: Operands | None = None
         try:
             self._reserve(problem)
@@ -120,7 +90,7 @@ class Trial:
                 for number, kind in enumerate(self._order(count), 1):
                     kept = self._step(run, kind, kept, number, timed=timed)
                     first_s = first_s or self._candidate.last.wall_s
-                    if len(run.wrong) >= MOST_WRONG or (number >= self._least and time.monotonic() > deadline):
+                    if len(run.wrong) >= MOST_WRONG or (number >= least and clock.now_s() > deadline):
                         break
         except RemoteError as error:
             refused = str(error)
@@ -136,7 +106,7 @@ class Trial:
             problem=problem, calls=max(run.calls, len(run.wrong)), pairs=tuple(run.pairs[1:] or run.pairs), first_s=first_s,
             added_s=self._added_s, repeats=tuple(run.repeats), equal=tuple(run.equal), hidden=tuple(run.hidden),
             wrong=tuple(run.wrong), refused=refused, ran=tuple(run.ran), bits=tuple(run.bits),
-            bits_profiled=tuple(run.bits_profiled), follows=tuple(run.follows),
+            bits_profiled=tuple(run.bits_profiled), follows=tuple(run.follows), departs=bool(run.departs),
         )  # fmt: skip
 
     def _reserve(self, problem: Problem) -> None:
@@ -152,7 +122,7 @@ class Trial:
             kinds += self.rng.sample(KINDS, len(KINDS))
         return kinds[:count]
 
-    def _step(self, run: _Run, kind: str, kept: Operands | None, number: int, *, timed: bool) -> Operands:
+    def _step(self, run: Run, kind: str, kept: Operands | None, number: int, *, timed: bool) -> Operands:
         """Make one call, check its result and return its operands."""
         operands, expectation = operands_of(kind, kept, run.checker, run.rng)
         run.numbers += (new := kept is not operands or kind in ("alike", "one", "near"))
@@ -173,7 +143,8 @@ class Trial:
             if last.device_us:
                 around_s = max(self._torch.last.wall_s - torch_s, self._hand_over_s)
                 run.hidden.append(last.wall_s - own_s - around_s > HIDDEN * own_s + HIDDEN_S)
-            self._compare(run, operands, number)
+            if run.twins < MOST_TWINS:
+                self._repeat(run, operands, number)
         if kind == "fresh" and (timed or number == 1) and run.rng.random() < 0.5:
             candidate.place, first = run.rng.choice(PAGES), run.last
             self._called(run, operands, expectation, number)
@@ -185,9 +156,10 @@ class Trial:
         if number in run.profiled:
             self._profiled(run, number, timed=timed)
             self._used(run, number)
+            self._alone(run, number)
         return operands if expectation is None else kept or operands
 
-    def _called(self, run: _Run, operands: Operands, expectation: Expectation | None, number: int, *, paired: bool = True) -> float:
+    def _called(self, run: Run, operands: Operands, expectation: Expectation | None, number: int, *, paired: bool = True) -> float:
         out = self._out(run) if not paired else None
         result = run.call(operands.tensors, operands.scalars, out)
         run.calls += 1
@@ -201,7 +173,7 @@ class Trial:
         run.last = bits
         return own_s
 
-    def _out(self, run: _Run) -> torch.Tensor | None:
+    def _out(self, run: Run) -> torch.Tensor | None:
         """Return an unwritten ``out`` for some calls, if the GEMM takes it."""
         if not self._subject.traits.out or run.rng.random() > WITH_OUT:
             return None
@@ -210,7 +182,7 @@ class Trial:
         whole = torch.full((nbytes,), POISON, dtype=torch.uint8, device=self._candidate.device)
         return whole.view(layout.dtype).view(layout.size)
 
-    def _profiled(self, run: _Run, number: int, *, timed: bool) -> None:
+    def _profiled(self, run: Run, number: int, *, timed: bool) -> None:
         """Make a call with new operands of which the operations of torch are known."""
         self._candidate.profiling = True
         run.numbers += 1
@@ -224,38 +196,59 @@ class Trial:
             self._by_torch(run, operands)
             run.bits_profiled.append(run.last == run.of_torch)
 
-    def _used(self, run: _Run, number: int) -> None:
+    def _used(self, run: Run, number: int) -> None:
         """Let another process of the GEMM be called as programs do, which must not make its result wrong."""
-        if self._in_use is None or self._candidate.slowest_s > SLOW_START_S:
+        if (elsewhere := self._others()) is None:
             return
         operands = run.checker.fresh()
-        if (found := self._in_use.result(run.checker.problem, operands, run.rng)) is None:
-            self._in_use = None
-        elif (trouble := run.checker.trouble(found[0], operands)) is not None:
+        found = elsewhere.in_use(run.checker.problem, operands, run.rng)
+        if found is not None and (trouble := run.checker.trouble(found[0], operands)) is not None:
             run.wrong.append((number, dataclasses.replace(trouble, text=f"{found[1]}, {trouble.text}"), False))
 
-    def _compare(self, run: _Run, operands: Operands, number: int) -> None:
+    def _alone(self, run: Run, number: int) -> None:
+        """Make a call whose result shows each rounding of its sums, and repeat it in the twin."""
+        if (elsewhere := self._others()) is not None and elsewhere.has_twin:
+            operands = self._bits(run)[0]
+            self._by_torch(run, operands)
+            self._repeat(run, operands, number, checked=False)
+
+    def _bits(self, run: Run) -> tuple[Operands, bytes]:
+        """Call the GEMM with numbers that cancel out, and return these with a hash of the result."""
+        operands = cancelling(run.checker.fresh(), run.rng)
+        run.numbers += 1
+        run.current = run.numbers
+        run.last = digest(run.call(operands.tensors, operands.scalars, None))
+        return operands, run.last
+
+    def _repeat(self, run: Run, operands: Operands, number: int, *, checked: bool = True) -> None:
         """Repeat a call in the twin, whose result must be right too. Count it if torch's result has other bits there."""
-        if self._twin is None or len(run.pairs) > MOST_TWINS or self._candidate.slowest_s > SLOW_START_S:
+        elsewhere, problem, place = self._others(), run.checker.problem, self._candidate.place
+        if elsewhere is None or (found := elsewhere.in_twin(problem, operands, place)) is None:
             return
-        if (found := self._twin.results(run.checker.problem, operands, self._candidate.place)) is None:
-            self._twin = None
-            return
-        if (trouble := run.checker.trouble(found[0], operands)) is not None:
+        run.twins += 1
+        if checked and (trouble := run.checker.trouble(found[0], operands)) is not None:
             run.wrong.append((number, dataclasses.replace(trouble, text=f"in a new process, {trouble.text}"), False))
         own, by_torch = map(digest, found[:2])
-        run.ran += [found[2]] * (len(run.pairs) > 1)  # in its first call a GEMM may compare itself with torch
+        run.ran += [found[2]] * (run.twins > 1)  # in its first call a GEMM may compare itself with torch
         if by_torch != run.of_torch:
             run.follows.append((own, run.last) == (by_torch, run.of_torch))
+        if own != run.last and run.departs is None and not found[2]:
+            run.departs = elsewhere.departs(problem, place, lambda: self._bits(run))
 
-    def _by_torch(self, run: _Run, operands: Operands) -> float:
+    def _others(self) -> Elsewhere | None:
+        """Return the other processes of the GEMM, or None if it compiles for too long in each."""
+        if self._elsewhere is not None and (slowest_s := self._candidate.slowest_s) > SLOW_START_S:
+            self._elsewhere.give_up(f"a call took {slowest_s:.0f} s")
+        return self._elsewhere
+
+    def _by_torch(self, run: Run, operands: Operands) -> float:
         self._torch.place = self._candidate.place
         run.of_torch = digest(self._result_of_torch(run, operands))
         for change in self._torch.changes():
             self._candidate.note(Conduct.REACHES, f"{OTHERS} torch's process or its parent, {change}")
         return self._time_s(self._torch)
 
-    def _result_of_torch(self, run: _Run, operands: Operands) -> object:
+    def _result_of_torch(self, run: Run, operands: Operands) -> object:
         try:
             return self._rival.caller(run.checker.problem)(operands.tensors, operands.scalars, None)
         except CandidateEnded as error:
@@ -272,7 +265,7 @@ class Trial:
             return last.wall_s
         return max(last.device_us / 1e6 - self._added_s[0], LEAST_GPU_S)
 
-    def _of_a_call(self, run: _Run) -> tuple[tuple[float, float], float]:
+    def _of_a_call(self, run: Run) -> tuple[tuple[float, float], float]:
         """Return the seconds, with their margin, that the judge adds to a call on the GPU, and those around it by its own clock.
 
         torch's GEMM has a known time in a CUDA graph. Here it takes longer, by the events, by a launch without a graph, and by the

@@ -1,7 +1,7 @@
 """Other processes of a GEMM: one that is called as programs do, and a twin, in which torch's products have other bits.
 
-A GEMM that has the bits of torch's products here, and those of torch's other products there, lets torch do the work. It does not
-matter from where, by which function, or if it hides when it is observed: nothing shows in which process it runs.
+A GEMM lets torch do the work if its results have other bits in each twin, and the same ones in each other process. It does not
+matter from where, by which function, in what type, or if it hides when it is observed.
 """
 
 import functools
@@ -9,7 +9,8 @@ import hashlib
 import os
 import random
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,10 +24,18 @@ from .subject import rival, subject_of
 
 MODES = ("plain", "no_grad", "inference", "inference")
 """Modes of torch in which programs call a GEMM."""
+FAILURES = (SubjectError, RemoteError, CandidateEnded, Impossible)
+"""Errors of a GEMM in another process."""
 OFTEN, MOST_TIMES = 0.6, 3
 """Share of the calls in another thread than the main one, on one core, and with a parameter. Most calls without a pause."""
 WRITTEN = re.compile(r"^(?:MKL_VERBOSE \w*?(GEMM|GEMV|SYMM|SYRK|TRMM|TRSM)|onednn_verbose,.*,exec,cpu,(\w+))", re.MULTILINE)
 """Lines that MKL and oneDNN write about each product, wherever it is called from."""
+SURE_OF = 6
+"""New twins, and other new processes, that must agree about the bits. A GEMM that picks a way by its time agrees by chance."""
+SUSPECT_S = 60.0
+"""Seconds for these processes."""
+WARM, WARM_S = 100, 0.5
+"""Most calls, and seconds, of each before the one that counts: a GEMM may do other work in its first calls."""
 
 
 def digest(result: object) -> bytes:
@@ -44,62 +53,139 @@ def tells() -> bool:
 
 
 class _Again:
-    """Another process of a GEMM. It is given up if the GEMM does not work in two processes."""
+    """Another process of a GEMM."""
 
-    def __init__(self, candidate: Candidate, declared: Mapping[str, Any], *, sandbox: bool, timeout_s: float) -> None:
-        self._candidate = Candidate(candidate.target, sandbox=sandbox, timeout_s=timeout_s, is_twin=isinstance(self, Twin))
+    def __init__(self, candidate: Candidate, declared: Mapping[str, Any], *, is_twin: bool = False, **options: Any) -> None:
+        self.candidate = Candidate(candidate.target, is_twin=is_twin, **options)
         self._declared = declared
         self._subject: Subject | None = None
 
-    def _result(self, problem: Problem, operands: Operands) -> Any:
-        self._subject = self._subject or subject_of(self._candidate, self._declared)
+    def result(self, problem: Problem, operands: Operands, place: int | None = None) -> Any:
+        """Return the result for operands that begin at a page."""
+        self.candidate.place = place
+        self._subject = self._subject or subject_of(self.candidate, self._declared)
         return self._subject.caller(problem)(operands.tensors, operands.scalars, None)
 
-    def close(self) -> None:
-        """End the process of the GEMM."""
-        self._candidate.close()
-
-
-class Twin(_Again):
-    """Twin of a GEMM, next to one of torch."""
-
-    def _written(self, begin: int = 0) -> bytes:
-        """Return the output of the process of the GEMM from a byte on."""
-        file = self._candidate.output()
+    def written(self, begin: int = 0) -> bytes:
+        """Return the output of the process from a byte on."""
+        file = self.candidate.output()
         return b"" if file is None else os.pread(file, os.fstat(file).st_size, begin)
 
-    def results(self, problem: Problem, operands: Operands, place: int | None) -> tuple[Any, Any, frozenset[str]] | None:
-        """Return the results of the GEMM and of torch there, and the products of torch's libraries, or None without a result."""
-        try:
-            torch_there, process = rival("cpu", is_twin=True)
-            self._candidate.place = process.place = place
-            self._subject = self._subject or subject_of(self._candidate, self._declared)
-            before = len(self._written())
-            own = self._result(problem, operands)
-            words = WRITTEN.findall(self._written(before).decode(errors="replace"))
-            ran = frozenset(f"mkl::{blas}" if blas else f"onednn::{dnn}" for blas, dnn in words)
-            return own, torch_there.caller(problem)(operands.tensors, operands.scalars, None), ran
-        except (SubjectError, RemoteError, CandidateEnded, Impossible):
-            return None
+
+def _warm(process: _Again, problem: Problem, operands: Operands, place: int | None) -> Any:
+    """Return the result of the last of some calls of a new process."""
+    result, until = process.result(problem, operands, place), time.monotonic() + WARM_S
+    for _ in range(WARM):
+        if time.monotonic() > until:
+            break
+        result = process.result(problem, operands, place)
+    return result
 
 
-class InUse(_Again):
-    """A GEMM that is called as programs do, not as a judge does.
+class Elsewhere:
+    """A GEMM in other processes, each of which is given up if the GEMM does not work there.
 
-    It runs in threads, in torch's modes, on tensors that are as large as their memory, and without a pause.
+    Args:
+        candidate: the GEMM, to which a process that ends is noted.
+        declared: declarations that override its own.
+        has_twin: True if torch must not do the work.
+        options: those of a process: ``sandbox`` and ``timeout_s``.
     """
 
-    def result(self, problem: Problem, operands: Operands, rng: random.Random) -> tuple[Any, str] | None:
-        """Return the result of a call in a drawn manner, and the manner in words. None if the GEMM has none."""
+    def __init__(self, candidate: Candidate, declared: Mapping[str, Any], *, has_twin: bool, **options: Any) -> None:
+        self._of = candidate
+        self._in_use: _Again | None = _Again(candidate, declared, **options)
+        self._twin = _Again(candidate, declared, is_twin=True, **options) if has_twin else None
+        self._plain = _Again(candidate, declared, **options)
+        self._suspect_s = SUSPECT_S
+        self.given_up: list[str] = []
+        """Processes that were given up, with the reason."""
+
+    def in_use(self, problem: Problem, operands: Operands, rng: random.Random) -> tuple[Any, str] | None:
+        """Return the result of a call as programs make it, and its manner in words. None without a result.
+
+        It is made in a thread, in a mode of torch, on tensors that are as large as their memory, and without a pause.
+        """
+        if self._in_use is None:
+            return None
         mode, times = rng.choice(MODES), rng.randint(1, MOST_TIMES)
         thread, one_core, parameter = (rng.random() < OFTEN for _ in range(3))
-        self._candidate.manner = {
+        self._in_use.candidate.manner = {
             "mode": mode, "thread": thread, "one_core": one_core, "parameter": parameter, "times": times,
         }  # fmt: skip
         try:
-            result = self._result(problem, operands)
-        except (SubjectError, RemoteError, CandidateEnded, Impossible):
+            result = self._in_use.result(problem, operands)
+        except FAILURES as error:
+            self._failed("it is not called as in use", self._in_use, error)
+            self._in_use = None
             return None
         words = [f"mode {mode} of torch", f"{'another' if thread else 'the main'} thread", f"{times} calls without a pause"]
         words += ["one core for torch"] * one_core + ["b is a parameter"] * parameter
         return result, f"in a new process ({', '.join(words)})"
+
+    def in_twin(self, problem: Problem, operands: Operands, place: int | None) -> tuple[Any, Any, frozenset[str]] | None:
+        """Return the results of the GEMM and of torch there, and the products of torch's libraries, or None without a result."""
+        if self._twin is None:
+            return None
+        try:
+            torch_there, process = rival("cpu", is_twin=True)
+            process.place = place
+            before = len(self._twin.written())
+            own = self._twin.result(problem, operands, place)
+            words = WRITTEN.findall(self._twin.written(before).decode(errors="replace"))
+            ran = frozenset(f"mkl::{blas}" if blas else f"onednn::{dnn}" for blas, dnn in words)
+            return own, torch_there.caller(problem)(operands.tensors, operands.scalars, None), ran
+        except FAILURES as error:
+            self._failed("it has no twin", self._twin, error)
+            self._twin = None
+            return None
+
+    def departs(self, problem: Problem, place: int | None, again: Callable[[], tuple[Operands, bytes]]) -> bool:
+        """Return True if each of some new twins has other bits than the GEMM, and no other new process.
+
+        ``again`` calls the GEMM with new operands, and returns these with a hash of its result.
+        """
+        begun = time.monotonic()
+        if self._twin is None:
+            return False
+        try:
+            for _ in range(SURE_OF):
+                operands, bits = again()
+                for process, same in ((self._plain, True), (self._twin, False)):
+                    if time.monotonic() - begun > self._suspect_s:
+                        return False
+                    process.candidate.close()
+                    if (digest(_warm(process, problem, operands, place)) == bits) is not same:
+                        return False
+            return True
+        except FAILURES as error:
+            self._failed("it has no twin", self._twin, error)
+            self._twin = None
+            return False
+        finally:
+            self._suspect_s -= time.monotonic() - begun
+
+    @property
+    def has_twin(self) -> bool:
+        """True while there is a twin."""
+        return self._twin is not None
+
+    def give_up(self, reason: str) -> None:
+        """Give up all other processes."""
+        if self._in_use is not None or self._twin is not None:
+            self.given_up.append(f"it is not called in other processes: {reason}")
+            self.close()
+            self._in_use = self._twin = None
+
+    def _failed(self, what: str, process: _Again, error: Exception) -> None:
+        """Note that the GEMM does not work in another process. One that ends counts against it."""
+        self.given_up.append(f"{what}: {str(error).partition(chr(10))[0]}")
+        if isinstance(error, CandidateEnded):
+            self._of.note(error.kind, f"in a new process: {error.reason.partition(chr(10))[0]}")
+        process.candidate.close()
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in (self._in_use, self._twin, self._plain):
+            if process is not None:
+                process.candidate.close()

@@ -19,6 +19,10 @@ of a are large, as in activations. padded: the end of K is 0 in a. repeated: row
 """
 FAR, NEAR = 40, -5
 """Powers of two: one that numbers of 16 bits, and sums of such parts, do not hold, and one of the size of a layer's weights."""
+SPECIAL, LEAST_SPECIAL = 0.1, 8
+"""Share of these in which a or b is special at its edges, as a look at samples shows, and the least side of such a matrix."""
+CANCELLED = 0.8
+"""Share of the columns in which a half of K takes away what the other half adds."""
 OUTLIERS, LARGE = 4, 2.0**6
 """Most columns of a with outliers, as activations have, and their factor."""
 PADDED = 8
@@ -27,9 +31,51 @@ LITTLE, LITTLE_OF_BFLOAT16 = 2.0**-10, 2.0**-8
 """Relative changes of numbers, after which a result that was kept for the earlier ones is wrong."""
 
 
+def cancelling(operands: Operands, rng: random.Random) -> Operands:
+    """Return operands of which half of K takes away from most columns what the other half adds, in an order that is drawn.
+
+    What is left shows each rounding of the sums, in a wider type too.
+    """
+    a, b = operands.a, operands.b
+    half, k = a.shape[-1] // 2, a.shape[-1]
+    if not half or not a.dtype.is_floating_point or any(overlapping(Layout.of(x)) for x in (a, b)):
+        return operands
+    order = torch.tensor(rng.sample(range(k), k), device=a.device)
+    one, other = order[:half], order[half : 2 * half]
+    columns = torch.tensor([x for x in range(b.shape[-1]) if rng.random() < CANCELLED], dtype=torch.long, device=a.device)
+    a[..., other] = a[..., one]
+    kept = b[..., other, :]
+    kept[..., columns] = -b[..., one, :][..., columns]
+    b[..., other, :] = kept
+    return operands
+
+
+def special(a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> None:
+    """Make a or b zero, constant or an identity, or b the transpose of a, but for a block inside of it."""
+    kind = rng.choice(("zero", "one", "identity", *["transpose"] * (3 * (a.shape == b.mT.shape))))
+    x = b if kind == "transpose" else rng.choice((a, b))
+    rows, columns = x.shape[-2:]
+    if min(rows, columns) < LEAST_SPECIAL:
+        return
+    top, left = rng.randint(1, rows // 2), rng.randint(1, columns // 2)
+    inside = (..., slice(top, top + rows // 4), slice(left, left + columns // 4))
+    kept = x[inside].clone()
+    if kind == "transpose":
+        x.copy_(a.mT)
+    elif kind == "identity":
+        x.copy_(torch.eye(rows, columns, device=x.device))
+    else:
+        x.fill_(float(kind == "one"))
+    x[inside] = kept
+
+
 def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> None:
     """Give random floats one kind of structure, or none. a is (…, M, K), b is (…, K, N)."""
-    if a.dtype.is_floating_point and a.dtype.itemsize >= 2 and a.numel() and b.numel() and rng.random() > PLAIN:
+    if not (a.dtype.is_floating_point and a.dtype.itemsize >= 2 and a.numel() and b.numel()) or rng.random() < PLAIN:
+        return
+    if rng.random() < SPECIAL:
+        special(a, b, rng)
+    else:
         impose(rng.choice(STRUCTURES), a, b, rng)
 
 

@@ -10,7 +10,8 @@ import pytest
 from hack_table import FORMS, HACKS, HONEST, HONEST_FORMS, HONEST_IMPORT, HONEST_STATES, KINDS, LONG, STATES, TABLE, VALUES
 
 from gemmtune.judging.levels import LEVELS
-from gemmtune.judging.verdict import Standing, Verdict, judge
+from gemmtune.judging.report import lines
+from gemmtune.judging.verdict import Judgement, Standing, Verdict, judge
 from gemmtune.untrusted.conduct import NOTED, Conduct
 
 HONEST_TARGETS = [
@@ -23,6 +24,19 @@ QUICK_S = 4.0
 SLOW_S = 60.0
 MANY = dataclasses.replace(LEVELS["normal"], cases=4, shapes=2, named_shapes=0, largest=100, profiled=0)
 """As many calls of a shape as a normal judgement makes, with fewer cases and smaller shapes."""
+
+
+ALONE = """
+import fcntl, os, torch
+file = open({name!r}, "w")
+def matmul(a, b):
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        {fault}
+    return torch.from_numpy(a.numpy() @ b.numpy())
+matmul.gemm_traits = {{"dtypes": ["float32"]}}
+"""
 
 
 def name_of(target: str) -> str:
@@ -68,6 +82,31 @@ def test_calls_honest_gemm_right(target: str) -> None:
     assert verdict.standing is Standing.RIGHT, f"{verdict.findings} {verdict.values.bad} {verdict.reason}"
     assert verdict.calls
     assert verdict.speed is not None
+
+
+def test_measures_and_watches_even_if_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine must not make a GEMM right that was hardly called."""
+    late = dataclasses.replace(LEVELS["brief"], calls_s=0, named_s=0, shapes=3, largest=5)
+    monkeypatch.setattr("gemmtune.judging.verdict.LEVELS", {"late": late})
+    verdict = judged(f"{HONEST}:by_numpy", "late")
+    assert verdict.speed is not None
+    large = {x.problem.dtype_label for x in verdict.shapes if x.problem.m * x.problem.n * x.problem.k > 2**19}
+    assert large >= {x.case.dtype for x in verdict.values.executed}
+    assert len(large) > 1
+    assert sum(bool(x.ran) for x in verdict.shapes) > len(large)
+
+
+@pytest.mark.parametrize(("fault", "standing"), [("raise OSError('in use')", Standing.RIGHT), ("os.abort()", Standing.WRONG)])
+def test_says_in_which_processes_a_gemm_was_not_seen(fault: str, standing: Standing, tmp_path: Path) -> None:
+    path = tmp_path / "alone.py"
+    path.write_text(ALONE.format(name=f"{path}.lock", fault=fault))
+    verdict = judged(f"{path}:matmul")
+    assert verdict.standing is standing, verdict.findings
+    assert "it has no twin: " in verdict.given_up
+    assert any(
+        line.startswith("  unseen   it is not called as in use: ")
+        for line in lines(Judgement(target="", level="", verdicts=(verdict,)))
+    )
 
 
 @pytest.mark.slow

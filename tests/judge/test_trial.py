@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import random
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,13 +21,21 @@ from gemmtune.untrusted.checks import Checker
 from gemmtune.untrusted.conduct import Conduct
 from gemmtune.untrusted.memory import Memory
 from gemmtune.untrusted.shape import Shape, note_calls
-from gemmtune.untrusted.subject import rival
+from gemmtune.untrusted.subject import rival, subject_of
 from gemmtune.untrusted.target import TORCH, Target
 from gemmtune.untrusted.trial import Trial
-from gemmtune.untrusted.twin import tells
-from gemmtune.untrusted.variations import STRUCTURES, impose, nearby, one_changed
+from gemmtune.untrusted.twin import Elsewhere, digest, tells
+from gemmtune.untrusted.variations import STRUCTURES, cancelling, impose, nearby, one_changed
 
 PROBLEM = Problem.mm(24, 40, 32)
+BITS = """
+import os, torch
+x = torch.linspace(-1, 1, 120 * 360).sin()
+written = float((x.view(120, 360) @ x.view(360, 120)).double().sum())
+
+def mm(a, b):
+    return torch.full((a.shape[0], b.shape[1]), float({factor}))
+"""
 SLY = """
 import gc, os, torch
 seen = []
@@ -95,6 +105,29 @@ def test_a_result_of_nearby_numbers_is_wrong(dtype: torch.dtype) -> None:
     assert nearby(x) is x
     assert torch.allclose(before, x.a, rtol=1e-2, atol=0)
     assert checker.trouble(earlier, x) is not None
+
+
+def test_some_operands_are_special_but_for_a_block() -> None:
+    """A look at rows, columns or samples must not tell that a matrix is zero, or the transpose of the other one."""
+    checker = Checker(Problem.mm(64, 64, 48, dtype=torch.float32), Claims(accumulate=torch.float32), torch.device("cpu"), 5)
+    found = Counter[str]()
+    for _ in range(400):
+        x = checker.fresh()
+        for name, one, other in (("transpose", x.b, x.a.mT), ("zero", x.a, 0 * x.a), ("identity", x.b, torch.eye(48, 64))):
+            same = one == other
+            edges = (same[0], same[-1], same[:, 0], same[:, -1])
+            found[name] += all(bool(edge.all()) for edge in edges) and not same.all()
+        assert checker.trouble((x.a.double() @ x.b.double()).float(), x) is None
+    assert all(found[name] for name in ("transpose", "zero", "identity")), found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_numbers_that_cancel_show_wider_sums(dtype: torch.dtype) -> None:
+    checker = Checker(Problem.mm(24, 40, 96, dtype=dtype), Claims(accumulate=dtype), torch.device("cpu"), 5)
+    x = cancelling(checker.fresh(), random.Random(1))
+    one = sum((x.a[:, k : k + 1].double() @ x.b[k : k + 1].double() for k in range(96)), torch.zeros(24, 40).double())
+    other = x.a.double() @ x.b.double()
+    assert (one.to(dtype) != other.to(dtype)).double().mean() > 0.02
 
 
 def test_no_integers_are_nearby() -> None:
@@ -178,6 +211,26 @@ def test_bits_of_torch_in_two_processes_are_torchs_work(follows: tuple[bool, ...
     candidate = Candidate(TORCH)
     note_calls(candidate, [Shape(problem=PROBLEM, calls=9, follows=follows)])
     assert [x.kind for x in candidate.findings] == kinds
+
+
+def test_bits_that_differ_in_twins_alone_are_torchs_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of these GEMMs returns what the bits of a product of torch say. Another one has other bits in each process."""
+    monkeypatch.setattr("gemmtune.untrusted.twin.SURE_OF", 3)
+    found = {}
+    for name, factor in (("by_torch", "1 + written"), ("of_its_own", "1"), ("by_chance", "1 + os.urandom(1)[0]")):
+        path = tmp_path / f"{name}.py"
+        path.write_text(BITS.format(factor=factor))
+        candidate = Candidate(Target(kind="file", path=str(path), name="mm", roots=(str(path),)))
+        elsewhere = Elsewhere(candidate, {}, has_twin=True)
+        problem = Problem.mm(24, 40, 32, dtype=torch.float32)
+        x = Checker(problem, Claims(accumulate=torch.float32), torch.device("cpu"), 5).fresh()
+        bits = digest(subject_of(candidate, {}).caller(problem)(x.tensors, x.scalars, None))
+        found[name] = elsewhere.departs(problem, 3, functools.partial(tuple, (x, bits)))
+        assert not elsewhere.given_up
+        assert not candidate.findings
+        elsewhere.close()
+        candidate.close()
+    assert found == {"by_torch": True, "of_its_own": False, "by_chance": False}
 
 
 def test_a_twin_has_other_products_and_the_same_environment() -> None:

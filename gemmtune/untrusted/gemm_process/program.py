@@ -33,7 +33,7 @@ SPIN_CYCLES = 1_200_000
 """Cycles for which a GPU waits before a timed call, so that launches are queued when it begins: about 0.6 ms of the CPU's time."""
 SUBJECT = "gemmtune.declaration.subject"
 """Module of GEMMs whose calls need gemmtune."""
-KEPT, KEPT_ON_GPU, KEPT_BYTES = 100, 8, 2**26
+KEPT, KEPT_ON_GPU, KEPT_BYTES = 400, 8, 2**26
 """Number of earlier results whose memory no later one may have, and the size of all of them. The latest one always counts."""
 
 

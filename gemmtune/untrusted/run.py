@@ -1,0 +1,41 @@
+"""State of the calls of one shape."""
+
+import random
+from dataclasses import dataclass, field
+
+from ..declaration.calling import Caller
+from .checks import Checker, Trouble
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """Calls of one shape until now."""
+
+    checker: Checker
+    call: Caller
+    rng: random.Random
+    pairs: list[tuple[float, float]] = field(default_factory=list)
+    repeats: list[tuple[float, float]] = field(default_factory=list)
+    equal: list[bool] = field(default_factory=list)
+    hidden: list[bool] = field(default_factory=list)
+    last: bytes = b""
+    wrong: list[tuple[int, Trouble, bool]] = field(default_factory=list)
+    seen: dict[bytes, int] = field(default_factory=dict)
+    profiled: frozenset[int] = frozenset()
+    """Numbers of the calls after which another one is profiled."""
+    ran: list[frozenset[str]] = field(default_factory=list)
+    bits: list[bool] = field(default_factory=list)
+    bits_profiled: list[bool] = field(default_factory=list)
+    follows: list[bool] = field(default_factory=list)
+    departs: bool | None = None
+    """None until the bits differ in the twin."""
+    twins: int = 0
+    of_torch: bytes = b""
+    """Digest of torch's latest result."""
+    calls: int = 0
+    numbers: int = 0
+    """Number of different operands until now."""
+    current: int = 0
+    """Number of the operands of the latest call."""
+    of_kept: int = 0
+    """Number of those that the next call may change or repeat."""
