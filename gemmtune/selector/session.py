@@ -241,8 +241,8 @@ class Session(AbstractContextManager["Session"]):
 
     @contextlib.contextmanager
     def _in_force(self) -> Iterator[None]:
-        """Apply the session's settings and the conditions of measurement."""
-        with use(self._settings), conditions(self._problem, self._device):
+        """Apply the session's settings and the conditions of measurement. A GEMM that calls this library tunes nothing in turn."""
+        with use(dataclasses.replace(self._settings, tune="never")), conditions(self._problem, self._device):
             yield
 
     @functools.cached_property

@@ -86,6 +86,12 @@ def test_a_broken_gemm_does_not_affect_others(own_store: Path):
     assert outcomes[name_of("right")].time_us > 0
 
 
+def test_a_gemm_that_calls_this_library_is_measured(own_store: Path):
+    with only("own_gemms:by_our_products", tune="force", tune_in_subprocess=True, search="quick"):
+        [found] = gemmtune.tune(MM, progress=False)
+    assert {o.name: o.status for o in found.outcomes}[name_of("by_our_products")] == "ok", found.outcomes
+
+
 def _calls() -> dict[str, tuple[tuple[torch.Tensor, ...], dict[str, object]]]:
     """Return operands of a call for each operation that can be declared."""
     a, b, batch = torch.randn(32, 64), torch.randn(64, 32), torch.randn(2, 32, 32)
