@@ -286,15 +286,40 @@ def test_shared_heads_run_ours_by_rule(
     assert dict(tuned.times_us)["torch"] > 0, "times replace the rule"
 
 
-def test_a_cpu_and_a_batch_invariant_model_keep_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_and_a_disabled_library_keep_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert StorePolicy().decide_attention(attention()) is None
     monkeypatch.setattr(attention_times, "serves", lambda device: True)
     decision = StorePolicy().decide_attention(attention())
     assert decision is not None
     assert decision.reason == "not tuned"
-    for changed in ({"batch_invariant": True}, {"disable": True}):
-        with settings.patch(**changed):
-            assert StorePolicy().decide_attention(attention()) is None
+    with settings.patch(disable=True):
+        assert StorePolicy().decide_attention(attention()) is None
+
+
+@pytest.mark.parametrize(("group", "ratio"), [(4, 0.5), (1, 0.5), (4, 2.0)], ids=str)
+def test_the_batch_does_not_decide_how_keys_are_divided(group: int, ratio: float, gpu_on_a_cpu: pytest.MonkeyPatch) -> None:
+    gpu_on_a_cpu.setattr(attention_times, "_verified_configs", {})
+    gpu_on_a_cpu.setattr(attention_times._Operands, "error_over_bound", lambda self, config: ratio)
+    asked = attention(group=group)
+    with settings.patch(batch_invariant=True):
+        decision = StorePolicy(tunes=True).decide_attention(asked)
+    assert decision is not None
+    expected = asked.config_for_any_batch if group > 1 and ratio <= 1 else None
+    assert (decision.config, decision.taken, decision.times_us) == (expected, "alone" if expected else "", ())
+    assert asked.config_for_any_batch == Config(splits=min(8, -(-asked.values[1].shape[2] // 64)), block=64, warps=4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_sequence_has_its_bits_in_any_batch_on_a_gpu(dtype: torch.dtype) -> None:
+    for heads, group, keys, width in ((32, 4, 2048, 128), (16, 2, 700, 256), (8, 8, 90, 64)):
+        q, k, v, bias = operands((heads, group, keys, width, "heads"), "cuda", dtype)
+        q, k, v = (torch.cat([x, x.flip(-1), x.roll(1, -1), -x] * 3) for x in (q, k, v))
+        numbers = {"scale": width**-0.5, "splits": min(8, -(-keys // 64)), "block": 64, "warps": 4}
+        whole = OPERATOR([q, k, v, bias], **numbers)
+        for begin, end in ((0, 1), (5, 6), (3, 10), (len(q) - 1, len(q))):
+            part = OPERATOR([*(x[begin:end] for x in (q, k, v)), bias], **numbers)
+            assert torch.equal(part, whole[begin:end]), (heads, keys, begin)
 
 
 @pytest.mark.gpu

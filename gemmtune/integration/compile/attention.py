@@ -29,6 +29,8 @@ OPERATORS = (
 MOST_WIDTH, MOST_GROUP = 256, 64
 """Maximum elements of a head, and query heads of a head of the keys, whose tiles fit into shared memory and registers."""
 MOST_SPLITS = 64
+PARTS = 8
+"""Most parts of the keys for batches of any size: a part for each of 8 heads of keys fills half of a GPU already."""
 DYNAMIC_KEYS = 8192
 """Keys that the parts are for if the graph serves any number of them. Parts without keys cost little."""
 
@@ -90,6 +92,13 @@ class Attention:
             splits = min(1 << (wanted.bit_length() - 1), MOST_SPLITS, -(-keys // block))
             found[Config(splits=splits, block=block, warps=warps)] = None
         return list(found)
+
+    @property
+    def config_for_any_batch(self) -> Config:
+        """The config that depends on the number of keys alone, so that results of a sequence do not depend on its batch."""
+        block, keys = 64, self.values[1].shape[2]
+        splits = PARTS if self.dynamic else min(PARTS, -(-keys // block))
+        return Config(splits=splits, block=block, warps=4)
 
     def replace(self, config: Config) -> None:
         """Replace torch's attention by ours."""

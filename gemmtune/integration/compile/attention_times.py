@@ -44,7 +44,7 @@ def decide(attention: Attention, device: DeviceInfo, timing: str, store: Store, 
     times = {row.name: row.time_us for row in rows if row.time_us is not None}
     torch_us = times.pop(TORCH, None)
     if torch_us is None:
-        config = _verified(attention, device) if by_rule else None
+        config = _verified(attention, device, attention.configs(device)[0]) if by_rule else None
         reason = "heads share keys: by rule, verified here, not measured" if config else "not tuned"
         return AttentionDecision(taken="alone" if config else "", reason=reason, config=config)
     configs = {str(config): config for config in attention.configs(device)}
@@ -56,6 +56,13 @@ def decide(attention: Attention, device: DeviceInfo, timing: str, store: Store, 
         return AttentionDecision(taken="", reason="torch's own is as fast", times_us=shown)
     reason = "faster than torch's own, and keys and values are not copied for the heads that share them"
     return AttentionDecision(taken="alone", reason=reason, times_us=shown, config=configs[ours])
+
+
+def decide_for_any_batch(attention: Attention, device: DeviceInfo) -> AttentionDecision:
+    """Return the decision that does not depend on the batch: one config where heads share keys, verified and not timed."""
+    config = _verified(attention, device, attention.config_for_any_batch) if attention.shares_heads else None
+    reason = "batch_invariant: one division of the keys for any batch, verified here" if config else "batch_invariant: torch's"
+    return AttentionDecision(taken="alone" if config else "", reason=reason, config=config)
 
 
 def serves(device: DeviceInfo) -> bool:
@@ -79,19 +86,19 @@ def measure(attention: Attention, device: DeviceInfo, timing: str, store: Store)
     store.put(rows)
 
 
-_verified_configs: dict[tuple[str, DeviceInfo], Config | None] = {}
+_verified_configs: dict[tuple[str, DeviceInfo, Config], bool] = {}
 
 
-def _verified(attention: Attention, device: DeviceInfo) -> Config | None:
-    """Return the first config if it is correct here. Each process verifies it once. Nothing is timed."""
-    key, config = (attention.key, device), attention.configs(device)[0]
+def _verified(attention: Attention, device: DeviceInfo, config: Config) -> Config | None:
+    """Return the config if it is correct here. Each process verifies it once. Nothing is timed."""
+    key = (attention.key, device, config)
     if key not in _verified_configs:
         try:
             status, _ = _on_a_stream(device, attention, lambda first, _: first.outcome(config))
         except torch.OutOfMemoryError:
             return None
-        _verified_configs[key] = config if status is Status.OK else None
-    return _verified_configs[key]
+        _verified_configs[key] = status is Status.OK
+    return config if _verified_configs[key] else None
 
 
 def _on_a_stream(device: DeviceInfo, attention: Attention, work: Callable[["_Operands", torch.cuda.Stream], T]) -> T:
