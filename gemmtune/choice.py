@@ -271,10 +271,6 @@ class Offers:
     refusals: Sequence[Refusal] = ()
 
 
-ONLY_COMPILED = "only kernels that were compiled before"
-"""Part of the ``detail`` of a backend that cannot compile here."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Availability:
     """Availability of a backend on this machine. ``detail`` is its version, or the missing part and how to get it."""

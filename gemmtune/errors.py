@@ -133,6 +133,8 @@ class ErrorFromChoice(ErrorWithData, RuntimeError):
 
 
 MORE_BACKENDS = "Enable more backends (settings.backends)"
+ONLY_COMPILED = "only kernels that were compiled before"
+"""Part of the availability of a backend that cannot compile here."""
 DISABLED = "the setting disable is on (GEMMTUNE_DISABLE)"
 """Reason why torch runs everything."""
 ELSE_TORCH = f"{MORE_BACKENDS}, or set fallback_to_aten to run torch instead."

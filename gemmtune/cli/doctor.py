@@ -15,9 +15,8 @@ from rich.text import Text
 from .. import __version__, settings
 from ..backends.table import BACKENDS, load
 from ..cache import folder_of
-from ..choice import ONLY_COMPILED
 from ..device import DeviceInfo, detect
-from ..errors import GemmtuneError, UnavailableError
+from ..errors import ONLY_COMPILED, GemmtuneError, UnavailableError
 from ..native import build
 from ..ownership import trusted_file
 from ..selector.machine_limits import MachineLimits

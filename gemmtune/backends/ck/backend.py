@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...choice import ONLY_COMPILED, Availability, Offers, Refusal
+from ...choice import Availability, Offers, Refusal
 from ...device import DeviceInfo
 from ...effort import EFFORT
-from ...errors import UnavailableError
+from ...errors import ONLY_COMPILED, UnavailableError
 from ...filters import why_not_named
 from ...problem import Problem
 from ...settings import Settings, current

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
-from ...choice import ONLY_COMPILED, Availability, Offers, Refusal
+from ...choice import Availability, Offers, Refusal
 from ...device import DeviceInfo
+from ...errors import ONLY_COMPILED
 from ...problem import Problem
 from ...settings import Settings
 from .bsr import block_offers

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from ...choice import ONLY_COMPILED, Availability, Offers
+from ...choice import Availability, Offers
 from ...device import DeviceInfo
-from ...errors import UnavailableError
+from ...errors import ONLY_COMPILED, UnavailableError
 from ...problem import Problem
 from ...settings import Settings
 from ...toolchain.cubin import find_cubin_compiler

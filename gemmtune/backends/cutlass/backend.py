@@ -10,10 +10,10 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ...choice import ONLY_COMPILED, Availability, Offers, Refusal
+from ...choice import Availability, Offers, Refusal
 from ...device import DeviceInfo
 from ...effort import EFFORT
-from ...errors import UnavailableError
+from ...errors import ONLY_COMPILED, UnavailableError
 from ...filters import why_not_named
 from ...problem import Problem
 from ...problem.operations import QUANTIZED_OPS
