@@ -37,7 +37,7 @@ REUSE = {
     "by_sum": OLD,
     "by_samples": OLD,
     "by_b_alone": OLD,
-    "last_call": OLD,
+    "last_call": WRONG | OLD,
     "stale_copy_of_b": WRONG,
     "file_across_processes": OLD,
     "freed_memory": WRONG,
