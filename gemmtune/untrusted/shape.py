@@ -96,7 +96,7 @@ def note_calls(candidate: Candidate, shapes: Sequence[Shape]) -> None:
     calls, wrong = sum(shape.calls for shape in shapes), [(shape, *found) for shape in shapes for found in shape.wrong]
     exact = [found for found in wrong if not found[2].rough]
     stale = [found for found in exact if found[3]]
-    if 2 * len(stale) <= len(exact):  # what leaves out some operands gives earlier bits where only these change
+    if 20 * len(stale) <= len(exact):  # what leaves out some operands gives earlier bits where only these change
         stale = []
     for kind, found in ((Conduct.STALE, stale), (Conduct.ROUGH, [x for x in wrong if x[2].rough])):
         if found:
