@@ -43,6 +43,8 @@ OF_ROUNDING = 1.5
 """Multiple of the error of rounding the result once, which the mean error may have."""
 OF_SIGNS = 8.0
 """Multiple of the mean error, times the root of the columns, that a row added up with random signs may have."""
+MIXED = 2.0**-24
+"""Least sum of magnitudes, relative to that of the largest numbers. Strassen's sums in a wider type have errors where it is less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,7 @@ class Checker:
         if expectation is not None:
             return self._found(result, expectation)
         known = reference(operands, self._region())
+        known = dataclasses.replace(known, magnitude=known.magnitude.clamp(min=self._least_magnitude(operands)))
         named = Referenced(name="random data", operands=operands, references=(known,))
         return self._found(result, named) or self._freivalds(result, operands) or self._rough(result, known, operands)
 
@@ -110,6 +113,15 @@ class Checker:
         finding = self._judge.find(result, expectation, UNWRITTEN if result.dtype != torch.bfloat16 else NO_BITS)
         bad = finding.bad_element(finding.state.tolist(), batched=self.problem.batched)
         return None if bad is None else Trouble(text=f"{expectation.name}: {bad.text()}")
+
+    def _least_magnitude(self, operands: Operands) -> float:
+        """Return the sum of magnitudes to assume where numbers are small or 0. It is 0 if no wider type can have the errors."""
+        a, b = operands.left, operands.right
+        narrow = all(x.is_floating_point() and 2 <= x.dtype.itemsize < 8 for x in (a, b))
+        if not narrow or not (a.numel() and b.numel()):
+            return 0.0
+        largest = float(a.abs().max().double() * b.abs().max().double()) * abs(operands.alpha)
+        return MIXED * self.problem.k * largest if math.isfinite(largest) else 0.0
 
     def _region(self) -> Region:
         problem = self.problem
@@ -129,6 +141,7 @@ class Checker:
         if operands.inp is not None:
             added = as_batches(operands.inp.expand(problem.out.size)).double() * operands.beta
             right, most = right + added @ x, most + added.abs().sum(-1, keepdim=True)
+        most = most.clamp(min=problem.n * self._least_magnitude(operands))
         bound = accumulation_bound(problem, self._claims, alpha=operands.alpha, largest=operands.beside_subnormal)
         info = dtype_info(problem.out.dtype)
         tiny = problem.n * (bound.absolute + info.smallest_normal)

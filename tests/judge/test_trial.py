@@ -10,8 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
+from honest import strassen
 
 from gemmtune.choice import Claims
 from gemmtune.numerics.operands import Operands
@@ -118,6 +120,8 @@ def test_some_operands_are_special_but_for_a_block() -> None:
             edges = (same[0], same[-1], same[:, 0], same[:, -1])
             found[name] += all(bool(edge.all()) for edge in edges) and not same.all()
         assert checker.trouble((x.a.double() @ x.b.double()).float(), x) is None
+        mixed = strassen(x.a.double().numpy(), x.b.double().numpy(), 2).astype(np.float32)
+        assert checker.trouble(torch.from_numpy(mixed), x) is None
     assert all(found[name] for name in ("transpose", "zero", "identity")), found
 
 
