@@ -145,11 +145,11 @@ def test_the_matrix_of_support_knows_what_kernels_there_are() -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    told = set(re.findall(r"^::: gemmtune\.(\w+)", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"^::: gemmtune\.(\w+)", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE))
     errors = {name for name in gemmtune.__all__ if isinstance(getattr(gemmtune, name), type) and name.endswith(("Error", "Choice"))}
-    assert set(gemmtune.__all__) - {"__version__"} - errors <= told
+    assert set(gemmtune.__all__) - {"__version__"} - errors <= named
     forms = {"grouped_k_mm", "routed_grouped_mm", "combined_grouped_mm"}
-    assert (set(OPERATIONS) | set(OPS)) - forms <= told
+    assert (set(OPERATIONS) | set(OPS)) - forms <= named
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
