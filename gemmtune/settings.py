@@ -45,7 +45,7 @@ class Settings:
     """Your own GEMMs, each as `package.module:function`, which compete regardless of `backends` for the problems that they
     declare. None: only those of installed packages (entry point `gemmtune.backends`)."""
     disable: bool = False
-    """Run torch's own operation for every product. Nothing is tuned, compiled, or read from the store."""
+    """Run torch's own operation for every GEMM. Nothing is tuned, compiled, or read from the store."""
     fallback_to_aten: bool = True
     """True runs torch, with a warning, if no valid choice remains. False raises NoValidChoicesError instead."""
     tune: Tune = "on_miss"
@@ -87,7 +87,7 @@ class Settings:
     choice_denylist_regex: kinds.Regex = None
     """Regular expression of names of choices that are never tried or run, even if allowed or torch's own; None or empty: none."""
     template_min_gemm_size: kinds.Natural = 0
-    """Least M·N·K of a product for which templates offer choices."""
+    """Least M·N·K of a GEMM for which templates offer choices."""
     max_profiling_configs: kinds.Most = None
     """Largest number of configs of each template for a problem, spread over different tiles and schedules; None: the search
     decides."""
@@ -100,14 +100,14 @@ class Settings:
     ck_dir: kinds.File = None
     """Checkout of Composable Kernel (AMD) to use instead of the amd-aiter package's headers."""
     float32_by_parts: bool = True
-    """Allow float32 products on tensor cores, as six products of bfloat16 parts, if torch's float32 precision is `ieee`. This
+    """Allow float32 GEMMs on tensor cores, as six GEMMs of bfloat16 parts, if torch's float32 precision is `ieee`. This
     is equally exact. Off uses float32 instructions only."""
     deterministic: bool = True
     """Use only choices that give equal bits for equal inputs. Off also allows sums in order of arrival, except while
     `torch.use_deterministic_algorithms` is on."""
     absent_blocks: kinds.AbsentBlocks = "any"
     """Treatment of NaN and infinity at absent blocks of a block-sparse weight. ``skipped`` keeps them out of the result, as
-    in torch. ``any`` also allows choices that multiply them by zero, such as the dense product."""
+    in torch. ``any`` also allows choices that multiply them by zero, such as the dense GEMM."""
     verify: bool = True
     """Verify each choice before it is timed. Off is for measuring the tuner itself."""
     native: bool = True

@@ -87,7 +87,7 @@ class Product:
     bias: str | None = _option(
         _one_of(*words.BIASES), "Shape of the added operand; makes the operation addmm or baddbmm, except for scaled_mm."
     )
-    alpha: float = _option(_NUMBER, "Factor of the product (addmm, baddbmm).", default=1.0)
+    alpha: float = _option(_NUMBER, "Factor of a @ b (addmm, baddbmm).", default=1.0)
     beta: float | None = _option(_NUMBER, "Factor of the added operand (addmm, baddbmm).")
     k2: int | None = _option(WHOLE, "Columns of c; by default K (mm_plus_mm).")
     prepacked: bool = _option(_FLAG, "b is packed by gemmtune.prepack (not for batches).")

@@ -44,7 +44,7 @@ def record(file: str, program: Sequence[str], json_file: str | None) -> int:
         calls = sum(found.counts.values())
         counts = f"{counted(len(found.counts), 'problem')} in {counted(calls, 'call')}"
         message = f"{counts} written to {file}; gemmtune tune --recorded {file} tunes them"
-        note(message if calls else f"no products were recorded: {file} is not written")
+        note(message if calls else f"no GEMMs were recorded: {file} is not written")
     write_json(json_file, found.to_json())
     return status
 
@@ -77,7 +77,7 @@ def recorded_problems(file: str, device_type: str) -> list[Problem]:
     except OSError as error:
         raise click.ClickException(f"--recorded: cannot read {file}: {error.strerror}") from error
     if not problems:
-        raise click.UsageError(f"--recorded: {file} has no problems: the recorded program computed no products")
+        raise click.UsageError(f"--recorded: {file} has no problems: the recorded program computed no GEMMs")
     return problems
 
 

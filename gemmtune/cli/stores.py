@@ -107,9 +107,9 @@ def _exported(store: Store, wanted: Selection, file_format: str, file: str) -> t
 _TAKEN = {
     "inductor": "measured mm and bmm of one float dtype on a GPU, without an epilogue",
     "tunableop": "measured mm and bmm on a GPU, without an epilogue",
-    "moe": "measured grouped products of routed experts on a GPU",
+    "moe": "measured grouped GEMMs of routed experts on a GPU",
 }
-"""Products that a format takes."""
+"""GEMMs that a format takes."""
 
 
 def import_store(file: str, json_file: str | None) -> None:

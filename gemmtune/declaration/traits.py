@@ -43,13 +43,11 @@ class Traits:
     """
 
     ops: tuple[str, ...] | None = None
-    """Operations, out of ``labels.OPS``: those of the table of operations, and int_mm_mul. None: the name of a function or else mm,
-    and the functions of a namespace."""
+    """Operations such as ``addmm``. None: the name of a function or else mm, and the functions of a namespace."""
     dtypes: tuple[str, ...] | None = None
     """Input dtypes such as ``bfloat16``. ``tf32`` is float32 under torch's tf32 setting. None: floats are tried, may be refused."""
     layouts: tuple[str, ...] | None = None
-    """Kinds of strides (``layouts.KINDS``) for a, b and the added operand. None: each is tried, and all but row-major may be
-    refused."""
+    """Kinds of strides for a, b and the added operand. None: each is tried, and all but row-major may be refused."""
     out: bool = False
     """Accepts ``out=``, a tensor of any strides, and writes the result there."""
     alpha: bool = False
@@ -59,8 +57,8 @@ class Traits:
     bias: tuple[str, ...] = ("n",)
     """Shapes of the added operand of addmm and baddbmm: n, mn, m1, 1n, scalar."""
     scales: tuple[str, ...] = ("tensor",)
-    """Granularities of one scale, among those of an operation (``labels.SCALES_OF``): tensor, row, column, group_32, … For an
-    operation without ``tensor``, that stands for its first one."""
+    """Parts of an operand that share a scale: tensor, row, column, group_32, … For an operation without ``tensor``, that stands for
+    its first one."""
     scale_dtypes: tuple[str, ...] = ()
     """Dtypes of scales accepted in addition to the usual one: the dtype of a for quantized weights and for weights of rows that
     are added up, float32 for int_mm_mul."""

@@ -280,7 +280,7 @@ def test_a_program_without_products_keeps_an_older_file(capsys, tmp_path):
     (program := tmp_path / "program.py").write_text("raise SystemExit('no GPU')")
     (file := tmp_path / "shapes.json").write_text("of an earlier run")
     assert run(["record", "-o", str(file), "--", str(program)]) == 1
-    assert capsys.readouterr().err.splitlines() == ["no GPU", f"no products were recorded: {file} is not written"]
+    assert capsys.readouterr().err.splitlines() == ["no GPU", f"no GEMMs were recorded: {file} is not written"]
     assert file.read_text() == "of an earlier run"
 
 
@@ -328,7 +328,7 @@ def test_a_recorded_program_ends_as_it_does_unrecorded(name, tmp_path, capsys, m
     alone = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
     status = run(["record", "--", "python", *arguments])
     *told, last = capsys.readouterr().err.splitlines()
-    assert last == "no products were recorded: shapes.json is not written"
+    assert last == "no GEMMs were recorded: shapes.json is not written"
     assert told == [line for line in alone.stderr.splitlines() if not line.startswith('  File "<frozen runpy>')]
     assert status == (128 + signal.SIGINT if alone.returncode == -signal.SIGINT else alone.returncode) != 0
 
