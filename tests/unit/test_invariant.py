@@ -380,6 +380,28 @@ def test_a_table_of_another_version_is_made_anew(backend: SummingBackend, caplog
     assert "batch-invariant table without a reduction" in caplog.text
 
 
+@pytest.mark.parametrize(("serving", "known"), [("run", True), ("run and moved", False)])
+def test_a_class_with_the_name_of_an_older_version_is_renamed(
+    backend: SummingBackend, serving: str, known: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """Choices of several classes do not tell which one an old name was: such a table is made anew."""
+    monkeypatch.setitem(TIMES_US, "run", lambda m: 5.0 if m <= FEW else 20.0)
+    kinds = ("torch", *serving.split(" and "))
+    tuned(backend, *kinds)
+    store = open_store(settings.current())
+    [fact] = [x for x in store.every_ranged() if x.kind == INVARIANT]
+    store.put_ranged(dataclasses.replace(fact, value=fact.value | {"reduction": "fma, K in a run"}))
+    columns = torch.randn(K, 24).t()
+    with settings.patch(batch_invariant=True):
+        gemmtune.mm(columns, W)
+    tables = {x.key: x.value["reduction"] for x in store.every_ranged() if x.kind == INVARIANT}
+    new, *rest = (tables.pop(x) for x in (*set(tables) - {fact.key}, fact.key))
+    assert "fma, K in one run" in new
+    assert rest == ([new] if known else [""])
+    assert caplog.text.count("which no choice declares any more: tune it again") == (not known)
+    assert tuned(backend, *kinds).source == ("store" if known else "measured")
+
+
 def test_exported_tables_keep_their_class(backend: SummingBackend, tmp_path: Path):
     result = tuned(backend, "torch", "run")
     open_store(settings.current()).export_file(tmp_path / "store.json")
