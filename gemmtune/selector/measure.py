@@ -1,11 +1,9 @@
 """Compilation, verification and timing of the choices of one problem that have no outcome yet."""
 
 import dataclasses
-import errno
 import functools
 import logging
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +11,7 @@ from ..choice import Choice, Status
 from ..effort import EFFORT
 from ..timing.neighbours import drifts_too_far, wait_until_quiet
 from ..timing.rounds import BUSY_MARK
-from ..workers.worker import GARBLED
+from .accidents import done_by_machine
 from .axes import origins, search_axes
 from .candidates import Candidates
 from .finals import Measuring, play_finals
@@ -24,7 +22,7 @@ from .precompile import Compilation, precompile
 from .progress import Progress
 from .remote import AnySession, open_session
 from .result import AGAIN, ALONE, DISTURBED, HOST_US, MARGIN_US, MOVED, PLACE, SETTLED, Outcome
-from .samples import NO_MEMORY, Sample
+from .samples import Sample
 
 log = logging.getLogger("gemmtune")
 
@@ -211,25 +209,6 @@ def play_final_rounds(x: Measuring, fresh: Sequence[Outcome], incumbents: Sequen
             if o.status is Status.OK and not o.from_store:
                 outcomes[digest] = dataclasses.replace(o, info=o.info | {DISTURBED: finals.why})
     return finals.refused
-
-
-KILLED = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
-"""Signals that other processes send, such as an OOM killer. A choice that crashes dies by another one."""
-
-
-def done_by_machine(sample: Sample) -> str:
-    """Return what the machine, and no property of the choice, did to keep a choice from running; empty otherwise."""
-    if sample.status is Status.COMPILE_ERROR and os.strerror(errno.ENOSPC) in sample.reason:
-        return "the disk was full"
-    if sample.status is Status.OUT_OF_RESOURCES and any(words in sample.reason for words in NO_MEMORY):
-        return "memory was short"
-    if sample.status is Status.TOO_FAST and BUSY_MARK in sample.reason:
-        return f"the limits were measured {BUSY_MARK}"
-    if sample.status is Status.CRASHED and any(f"died by {name}" in sample.reason for name in KILLED):
-        return "the process was killed"
-    if sample.status is Status.CRASHED and GARBLED in sample.reason:
-        return "its answer was garbled"
-    return "it ran out of time" if sample.status is Status.TIMED_OUT else ""
 
 
 def outcome(choice: Choice, candidates: Candidates, sample: Sample) -> Outcome:
