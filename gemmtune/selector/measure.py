@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from ..choice import Choice, Status
 from ..effort import EFFORT
 from ..timing.neighbours import drifts_too_far, wait_until_quiet
-from ..timing.rounds import BUSY_MARK
 from .accidents import done_by_machine
 from .axes import origins, search_axes
 from .candidates import Candidates
@@ -21,10 +19,8 @@ from .pick import right, shortlist
 from .precompile import Compilation, precompile
 from .progress import Progress
 from .remote import AnySession, open_session
-from .result import AGAIN, ALONE, DISTURBED, HOST_US, MARGIN_US, MOVED, PLACE, SETTLED, Outcome
+from .result import ALONE, DISTURBED, HOST_US, MARGIN_US, MOVED, PLACE, SETTLED, Outcome
 from .samples import Sample
-
-log = logging.getLogger("gemmtune")
 
 WAVES = 2
 """Rounds of offers: those tried first, then the others unless the first suffice."""
@@ -204,7 +200,6 @@ def play_final_rounds(x: Measuring, fresh: Sequence[Outcome], incumbents: Sequen
     x.progress.stage("final rounds", count, count)
     # Mark the new outcomes if other work disturbed them.
     if finals.why:
-        log.warning("%s was measured %s (%s): %s", candidates.problem, BUSY_MARK, finals.why, AGAIN)
         for digest, o in outcomes.items():
             if o.status is Status.OK and not o.from_store:
                 outcomes[digest] = dataclasses.replace(o, info=o.info | {DISTURBED: finals.why})

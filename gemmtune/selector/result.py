@@ -136,6 +136,12 @@ class ProblemResult:
         """The disturbance of the pick's measurement, or of torch's, by other work on the machine; empty if none was seen."""
         return next((o.disturbed for o in (self.picked, self.baseline) if o and o.disturbed), "")
 
+    @property
+    def disturbed_now(self) -> str:
+        """The disturbance of what this tuning measured; empty if none was seen."""
+        now = (o for o in self.outcomes if o.status is Status.OK and not o.from_store)
+        return next((o.disturbed for o in now if o.disturbed), "")
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values: problem, pick, speedup_over_torch, and all choices, the refused ones included."""
         return {
