@@ -1,4 +1,4 @@
-"""Tiny folders for vLLM, written here: of a Llama, a config alone or with weights in bfloat16, GPTQ's or AWQ's layout; of a Mixtral."""
+"""Tiny models for vLLM, written here: a config alone, or weights in bfloat16, also of experts, or in the layout of GPTQ or AWQ."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ GROUP = 32
 EXPERTS, OF_TOKEN = 8, 2
 WEIGHTS = ((512, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))
 """Sizes [N, K] of the weights that vLLM multiplies by: qkv and the last layer, output, gate and up, down."""
+MLP = {"mlp.gate_proj": (HIDDEN, INNER), "mlp.up_proj": (HIDDEN, INNER), "mlp.down_proj": (INNER, HIDDEN)}
 EXPERT_WEIGHTS = WEIGHTS[2:]
 """Sizes [N, K] of an expert's weights: gate and up, down."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -50,7 +51,8 @@ def write_model(folder: Path, method: str = "") -> Path:
     layer = {
         "self_attn.q_proj": (HIDDEN, size), "self_attn.k_proj": (HIDDEN, size // 2), "self_attn.v_proj": (HIDDEN, size // 2),
         "self_attn.o_proj": (size, HIDDEN),
-    } | (_experts() if experts else {"mlp.gate_proj": (HIDDEN, INNER), "mlp.up_proj": (HIDDEN, INNER), "mlp.down_proj": (INNER, HIDDEN)})  # fmt: skip
+    }  # fmt: skip
+    layer |= _experts() if experts else MLP
     for i in range(LAYERS):
         for name, (k, n) in layer.items():
             parts = _int4(method, k, n, draw) if method else {"weight": _normal(n, k, draw) / k**0.5}

@@ -131,10 +131,10 @@ class Float8Experts(Experts):
         assert scale is not None
 
         def product(a: Tensor, scale_a: Tensor, w: Tensor, scale_b: Tensor, offs: Tensor) -> Tensor:
-            by_columns = scale_b.mT if config.block_shape else scale_b.reshape(scale_b.shape[0], 1, -1)
-            return torch.ops.gemmtune.scaled_grouped_mm(  # type: ignore[no-any-return]
-                a, w.mT, scale_a, by_columns.contiguous(), offs, out_dtype=dtype, may_tune=False
-            )
+            by_squares = config.block_shape is not None
+            s = scale_b.mT.clone(memory_format=torch.contiguous_format) if by_squares else scale_b.reshape(len(scale_b), 1, -1)
+            grouped = torch.ops.gemmtune.scaled_grouped_mm
+            return grouped(a, w.mT, scale_a, s, offs, out_dtype=dtype, may_tune=False)  # type: ignore[no-any-return]
 
         def layer(routed: Routed) -> Tensor:
             rows, scale_a = (part.index_select(0, routed.tokens) for part in (x, scale))
