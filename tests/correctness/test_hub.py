@@ -90,7 +90,9 @@ def test_a_kernelized_model_compiles(hub: Any) -> None:
 def test_a_folder_of_kernels_may_offer_our_layer(hub: Any, tmp_path: Path) -> None:
     build = tmp_path / "build" / "torch-universal"
     build.mkdir(parents=True)
-    (build / "metadata.json").write_text('{"name": "ours", "id": "_ours", "version": 1, "license": "MIT", "backend": {"type": "cpu"}, "python-depends": []}')
+    (build / "metadata.json").write_text(
+        '{"name": "ours", "id": "_ours", "version": 1, "license": "MIT", "backend": {"type": "cpu"}, "python-depends": []}'
+    )
     (build / "__init__.py").write_text("from . import layers\n")
     (build / "layers.py").write_text("from gemmtune.integration.hub import Linear as OurLinear\n")
     mapping = {hub.LINEAR: {"cpu": kernels.LocalLayerRepository(repo_path=tmp_path, layer_name="OurLinear")}}
