@@ -2,8 +2,8 @@
 
 from ..backends.aten.metas import Family, Found, MetaTable, Shape
 from ..backends.aten.metas import torch_table as import_torch_meta
-from ..selector.minimize import Minimum, minimize
 from .learned import measured_metas
+from .minimize import Minimum, minimize
 from .products import linear
 from .scatter import bsr_scatter_mm, scatter_mm
 from .tensors import create_blocked_tensor

@@ -133,18 +133,3 @@ def test_user_table_from_measurements_is_tried_first(tmp_path: Path) -> None:
     with settings.patch(meta_table=str(tmp_path / "none.json")), pytest.warns(RuntimeWarning, match="meta_table: got .*none.json"):
         load("aten").enumerate(on_cpu, detect("cpu"), settings.current())
     assert not len(measured_metas([dataclasses.replace(result, outcomes=())]))
-
-
-def test_torchs_kernel_and_ours_have_axes_to_search() -> None:
-    device = preset("sm90")
-    [theirs, *_], ours = torchs(BF16), load("triton").enumerate(BF16, device, Settings()).choices[0]
-    for choice, change in ((theirs, {"SPLIT_N": 2, "num_stages": 2}), (ours, {"stages": 2, "split_k": 4})):
-        assert choice.axes.keys() == choice.parameters.keys() > change.keys()
-        moved = choice.moved({**choice.parameters, **change}, device)
-        assert isinstance(moved, Choice)
-        assert moved.content_hash != choice.content_hash
-        assert moved.moved(choice.parameters, device) == choice
-    assert "shared memory" in str(theirs.moved({**theirs.parameters, "SPLIT_N": 1, "num_stages": 16}, device))
-    assert "shared memory" in str(ours.moved({**ours.parameters, "stages": 60}, device))
-    cpu = dataclasses.replace(BF16, device_type="cpu")
-    assert not any(c.axes for c in load("aten").enumerate(cpu, detect("cpu"), Settings()).choices)

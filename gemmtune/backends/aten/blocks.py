@@ -26,13 +26,8 @@ NAME = "aten"
 LEAST_BLOCK = 16
 """Least block side, a power of two, and unit of the token count for torch's kernel."""
 METAS = ((64, 3, 4), (16, 3, 4), (128, 4, 8))
-"""(tokens of a tile, stages, warps) that are tried with torch's kernel in addition to a table's. A search starts from the best."""
+"""(tokens of a tile, stages, warps) that are tried with torch's kernel in addition to a table's."""
 GROUP = 4
-AXES: Mapping[str, tuple[int, ...]] = {
-    "GROUP_SIZE_ROW": (1, 2, 4, 8, 16), "num_stages": (1, 2, 3, 4, 5), "num_warps": (1, 2, 4, 8, 16),
-}  # fmt: skip
-"""Parameters that the search varies, in addition to SPLIT_N, which yields tiles of powers of two."""
-MOST_TILE = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,30 +51,13 @@ class BlocksChoice(Choice):
         tile = self.problem.m // meta["SPLIT_N"]
         if problem.m % tile:
             return f"{self.name} takes multiples of {tile} tokens, got {problem.m}"
-        return why_not_triton(problem) or self.moved_to(problem, meta | {"SPLIT_N": problem.m // tile}, device)
+        meta |= {"SPLIT_N": problem.m // tile}
+        reason = why_not_triton(problem) or device.why_no_smem(_shared_bytes(problem, meta))
+        return reason or _choice(problem, "triton", self.claims, meta=meta)
 
     def bind(self, loaded: Any) -> Kernel:  # noqa: ARG002 - nothing is loaded
         make: dict[str, Callable[[Problem], RunNew]] = {"mm": _by_mm, "batched": _batched, "triton": self._by_triton}
         return with_epilogue(copied(make[self.way](self.problem)), self.problem)
-
-    @property
-    def axes(self) -> Mapping[str, tuple[int, ...]]:
-        """Legal values of each parameter of torch's kernel that its table has."""
-        tokens = self.problem.m
-        tiles = [tile for tile in (16, 32, 64, 128, MOST_TILE) if tokens % tile == 0]
-        return {**AXES, "SPLIT_N": tuple(tokens // tile for tile in reversed(tiles))} if self.meta else {}
-
-    @property
-    def parameters(self) -> Mapping[str, int]:
-        return dict(self.meta)
-
-    def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
-        return self.moved_to(self.problem, parameters, device)
-
-    def moved_to(self, problem: Problem, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
-        """Return the same implementation for another problem of the class, or why it is illegal."""
-        reason = device.why_no_smem(_shared_bytes(problem, parameters))
-        return reason or _choice(problem, "triton", self.claims, meta=parameters)
 
     def _by_triton(self, problem: Problem) -> RunNew:
         function = importlib.import_module("torch.sparse._triton_ops").bsr_dense_addmm
