@@ -3,10 +3,8 @@
 import hashlib
 import importlib
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -17,9 +15,8 @@ from ...device import DeviceInfo
 from ...numerics.block_sparse import parts, rows_of
 from ...problem import Problem
 from ...problem.dtypes import dtype_name
-from ...settings import current
 from .dense import copied, with_epilogue
-from .metas import PARAMETERS, Family, MetaTable, Shape, starting_points
+from .metas import Family, Shape, starting_point
 
 Tensor = torch.Tensor
 NAME = "aten"
@@ -77,9 +74,6 @@ class BlocksChoice(Choice):
 def choices(problem: Problem, device: DeviceInfo) -> list[BlocksChoice]:
     """Return torch's sparse implementations. The first is the baseline of a torch user, if it supports the dtype."""
     found = [_choice(problem, "mm", _claims(problem, rounds=device.type != "cpu"), baseline=True)] if has_sparse_mm(problem) else []
-    if device.type == "cpu" and (path := current().meta_table) is not None and not Path(path).is_file():
-        message = f"meta_table: got {path}, expected a file of MetaTable.dump; a CPU has no kernel for its parameters"
-        warnings.warn(message, RuntimeWarning, stacklevel=1)  # located at this line for every caller, so shown only once
     if device.type == "cpu" and not problem.integers:
         found.append(_choice(problem, "batched", _claims(problem)))
     if device.type != "cpu" and why_not_triton(problem) is None:
@@ -88,9 +82,9 @@ def choices(problem: Problem, device: DeviceInfo) -> list[BlocksChoice]:
 
 
 def _metas(problem: Problem, device: DeviceInfo) -> list[Mapping[str, int]]:
-    """Return parameters of torch's kernel without duplicates: those of the user's table, then torch's, then ours."""
-    tokens = problem.m
-    metas = starting_points(*row_of(problem, device), current().meta_table)
+    """Return parameters of torch's kernel without duplicates: those of torch's table, then ours."""
+    tokens, listed = problem.m, starting_point(*row_of(problem, device))
+    metas = [listed] if listed is not None else []
     for tile, stages, warps in METAS:
         meta = {"GROUP_SIZE_ROW": GROUP, "SPLIT_N": tokens // tile, "num_stages": stages, "num_warps": warps}
         if tokens % tile == 0 and meta not in metas:
@@ -111,12 +105,6 @@ def _shared_bytes(problem: Problem, meta: Mapping[str, int]) -> int:
     sparsity = problem.blocks
     elements = sparsity.block_k * (sparsity.block_n + problem.m // meta["SPLIT_N"])
     return elements * problem.dtype.itemsize * max(meta["num_stages"] - 1, 1)
-
-
-def learn(table: MetaTable, problem: Problem, device: DeviceInfo, parameters: Mapping[str, object]) -> None:
-    """Add the parameters of a choice of torch's kernel, in the form of its ``info``, to a table."""
-    family, shape = row_of(problem, device)
-    table.update(family, shape, tuple(int(str(parameters[name])) for name in PARAMETERS[family.op]))
 
 
 def has_sparse_mm(problem: Problem) -> bool:
