@@ -10,7 +10,6 @@ from ..choice import Choice, Status
 from ..effort import EFFORT
 from ..timing.neighbours import drifts_too_far, wait_until_quiet
 from .accidents import done_by_machine
-from .axes import origins, search_axes
 from .candidates import Candidates
 from .finals import Measuring, play_finals
 from .machine_limits import MachineLimits
@@ -19,7 +18,7 @@ from .pick import right, shortlist
 from .precompile import Compilation, precompile
 from .progress import Progress
 from .remote import AnySession, open_session
-from .result import ALONE, DISTURBED, HOST_US, MARGIN_US, MOVED, PLACE, SETTLED, Outcome
+from .result import ALONE, DISTURBED, HOST_US, MARGIN_US, PLACE, SETTLED, Outcome
 from .samples import Sample
 
 WAVES = 2
@@ -56,8 +55,8 @@ def measure(
             x.drift = drift_since(session, candidates, outcomes)
         # Compilers on the CPU do not change kernel times on a GPU, but they do change the time of a whole call.
         unaffected_by_compilers = candidates.device.type != "cpu" and settings.timing != "eager"
-        # Offers first: those that need no compilation, then the compiled ones, then those that wait for the favoured. Then choices
-        # near the fastest: launch variants, and points along their axes. If one of them is refused, choices near the next best one.
+        # Offers first: those that need no compilation, then the compiled ones, then those that wait for the favoured. Then launch
+        # variants of the fastest. If one of them is refused, variants of the next best one.
         refused = True
         while refused:
             for _ in range(WAVES):
@@ -66,7 +65,6 @@ def measure(
                 todo = x.candidates.untried(outcomes)
             for _ in range(effort.variant_rounds):
                 examine(untried_variants(x.candidates.choices, outcomes, settings))
-            search_all_axes(x)
             refused = rank(x, effort.entrants)
             todo = x.candidates.untried(outcomes)
             refused |= bool(todo) and candidates.deadline == math.inf
@@ -107,26 +105,6 @@ def examine_all(x: Measuring, choices: Sequence[Choice]) -> None:
         undrifted = dataclasses.replace(sample, time_us=sample.time_us / x.drift if sample.time_us else None)
         x.outcomes[choice.content_hash] = outcome(choice, x.candidates, undrifted)
     x.progress.stage("verify and measure", len(choices), len(choices))
-
-
-def search_all_axes(x: Measuring) -> None:
-    """Search along the axes of the fastest choices that have axes. The candidates then include the reached choices."""
-    candidates, outcomes, tried = x.candidates, x.outcomes, dict(x.candidates.choices)
-
-    def try_one(choice: Choice, origin: Choice) -> Outcome:
-        tried[choice.content_hash] = choice
-        examine_all(x, [choice])
-        known = outcomes[choice.content_hash]
-        way = {"from": origin.content_hash, **choice.parameters}
-        outcomes[choice.content_hash] = known = dataclasses.replace(known, info=known.info | {MOVED: way})
-        return known
-
-    def ready(choices: Sequence[Choice]) -> None:
-        precompile(choices, candidates.settings, functools.partial(x.progress.stage, "compile"), candidates.deadline)
-
-    x.candidates = dataclasses.replace(candidates, choices=tried)
-    for origin in origins(candidates, outcomes) if any(not o.settled for o in outcomes.values()) else ():
-        search_axes(origin, candidates, outcomes, try_one, ready)
 
 
 def drift_since(session: AnySession, candidates: Candidates, outcomes: Mapping[str, Outcome]) -> float:
