@@ -1,6 +1,11 @@
 """Library that finds the fastest correct GEMM for a shape on this machine, remembers it, and proves it.
 
-``__init__.pyi`` lists the public names.
+Calls: ``mm``, ``addmm``, ``bmm``, ``baddbmm``, ``mixed_mm``, ``scaled_mm``, ``grouped_mm`` and others, with torch's arguments.
+Models: ``optimize`` makes the layers of a model run the fastest kernels, ``restore`` undoes it, ``quantize_`` shrinks weights.
+Tuning: ``tune`` measures ahead, ``explain`` shows what a call runs and why, ``record`` collects the GEMMs of a program.
+Settings: ``settings.patch(name=value)``, variables ``GEMMTUNE_NAME``, or ``[tool.gemmtune]`` in pyproject.toml.
+
+``gemmtune --help`` lists the commands, and ``docs`` has the pages. ``__init__.pyi`` lists the public names.
 """
 
 import importlib

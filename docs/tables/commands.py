@@ -9,8 +9,12 @@ from collections.abc import Callable
 import click
 
 from gemmtune.cli import cli
+from gemmtune.cli.sections import EVERY, GEMM, OWN, SEARCH, by_section
 
 from . import table
+
+FEW = 6
+"""Number of shared options up to which a command lists their names."""
 
 
 def found_in(group: click.Group, before: str = "") -> dict[str, click.Command]:
@@ -48,9 +52,33 @@ def section(name: str) -> str:
     context = click.Context(command, info_name=f"gemmtune {name}")
     usage = command.get_usage(context).removeprefix("Usage: ")
     help_text = "\n\n".join(paragraph(part) for part in (command.help or "").split("\n\n"))
-    options = [x for x in command.get_params(context) if isinstance(x, click.Option) and not x.hidden and "--help" not in x.opts]
-    rows = table(["option", "value", "meaning"], [row(option, context) for option in options])
-    return f"## gemmtune {name}\n\n```text\n{' '.join(usage.split())}\n```\n\n{help_text}\n\n{rows}"
+    options = by_section(command.get_params(context))
+    own = [options_table(options[OWN], context).strip()] if OWN in options else []
+    shared = [f"- [{heading}](#{anchor(heading)}): {names(options[heading])}" for heading in (SEARCH, GEMM) if heading in options]
+    parts = [f"## gemmtune {name}", f"```text\n{' '.join(usage.split())}\n```", help_text, *own, "\n".join(shared)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def shared_options() -> str:
+    """Return the options that several commands share, below their headings. ``tune`` has all of them."""
+    context = click.Context(SUBCOMMANDS["tune"], info_name="gemmtune tune")
+    options = by_section(SUBCOMMANDS["tune"].get_params(context))
+    return "\n".join(f"### {heading}\n\n{options_table(options[heading], context)}" for heading in (EVERY, SEARCH, GEMM))
+
+
+def options_table(options: list[click.Option], context: click.Context) -> str:
+    """Return a table of options."""
+    return table(["option", "value", "meaning"], [row(option, context) for option in options if "--help" not in option.opts])
+
+
+def anchor(heading: str) -> str:
+    """Return the link of a heading within its page."""
+    return heading.lower().replace(" ", "-")
+
+
+def names(options: list[click.Option]) -> str:
+    """Return the names of a few options; of many, that they are those of all commands."""
+    return ", ".join(f"`{option.opts[0]}`" for option in options) if len(options) <= FEW else "all"
 
 
 def paragraph(text: str) -> str:
@@ -73,4 +101,8 @@ def row(option: click.Option, context: click.Context) -> list[str]:
     return [names, value, record[1] if record else ""]
 
 
-MAKERS: dict[str, Callable[[], str]] = {"commands": command_table, "command-sections": every_command}
+MAKERS: dict[str, Callable[[], str]] = {
+    "commands": command_table,
+    "command-sections": every_command,
+    "shared-options": shared_options,
+}

@@ -10,7 +10,7 @@ from typing import Any
 from . import table
 from .measured import RESULTS, results
 
-HEAD = ["GPU", "weight N×K, dtype", "values of M", "× torch", "lowest", "× the ordinary table", "× one config"]
+HEAD = ["GPU", "weight N×K, dtype", "values of M", "× torch", "× torch, lowest", "× the ordinary table", "× one config"]
 MODEL_HEAD = ["GPU", "model", "step", "ordinary, ms", "batch-invariant, ms", "× ordinary"]
 ORDINARY, INVARIANT = "optimize+compile", "invariant+compile"
 NOTHING = "No results are in `benchmarks/results` yet.\n"

@@ -60,6 +60,10 @@ def results(folder: str, name: str) -> Any:
     return json.loads((RESULTS / folder / f"{name}.json").read_text(encoding="utf-8"))
 
 
+REGRETS = ("regret %, median", "regret %, 95th percentile", "regret %, largest")
+"""Headings of a distribution of regrets."""
+
+
 def runs() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield folder, name and content of each file that ``benchmarks/run.py`` wrote."""
     for path in sorted(RESULTS.glob("*/*.json")):
@@ -118,7 +122,7 @@ def summary() -> str:
             numbers = [f"{found['geomean']:.2f}", f"{min(ratios):.3f}", f"{max(ratios):.2f}"]
             what = f"[{ABOUT[name]}](measured-shapes.md#{section(folder, name)})"
             rows.append([what, device(content), str(found["shapes"]), BASELINES[baseline], *numbers])
-    return table(["GEMMs", "device", "shapes", "baseline", "speed-up, geometric mean", "lowest", "highest"], rows)
+    return table(["GEMMs", "device", "shapes", "baseline", "speed-up, geometric mean", "lowest speed-up", "highest speed-up"], rows)
 
 
 def references(row: dict[str, Any]) -> dict[str, Any]:
@@ -279,7 +283,8 @@ def defaults() -> str:
                 ratios = [row[way] / row["default"] for row in found if way in row]
                 cells += [f"{statistics.geometric_mean(ratios):.2f}", f"{min(ratios):.2f}"] if ratios else ["", ""]
             rows.append([kind, str(count), str(len(found)), *cells])
-    return table(["weights", "rows M", "layers", "× torch, geometric mean", "lowest", "× bfloat16, geometric mean", "lowest"], rows)
+    ratios = ["× torch, geometric mean", "× torch, lowest", "× bfloat16, geometric mean", "× bfloat16, lowest"]
+    return table(["weights", "rows M", "layers", *ratios], rows)
 
 
 def predicted() -> str:
@@ -303,8 +308,8 @@ def predicted() -> str:
                     f"{statistics.geometric_mean(x['tuned_over_torch'] for x in found):.2f}",
                 ]
             )
-    head = ["weights", "rows M", "shapes", "of them predicted", "regret %: median", "95th percentile", "largest"]
-    return table([*head, "× torch, geometric mean", "lowest", "tuned: × torch"], rows)
+    head = ["weights", "rows M", "shapes", "of them predicted", *REGRETS]
+    return table([*head, "× torch, geometric mean", "× torch, lowest", "tuned: × torch, geometric mean"], rows)
 
 
 def unseen() -> str:
@@ -316,7 +321,8 @@ def unseen() -> str:
             speeds = [[x[name] for x in found] for name in ("over_dense", "tuned_over_dense")]
             numbers = [f"{number:.2f}" for speed in speeds for number in (statistics.geometric_mean(speed), min(speed))]
             rows.append([kind, str(m), str(len(found)), *numbers])
-    return table(["weights", "rows M", "shapes", "predicted: × bfloat16", "lowest", "tuned: × bfloat16", "lowest"], rows)
+    ratios = [f"{way}: × bfloat16, {which}" for way in ("predicted", "tuned") for which in ("geometric mean", "lowest")]
+    return table(["weights", "rows M", "shapes", *ratios], rows)
 
 
 def replayed() -> str:
@@ -327,9 +333,7 @@ def replayed() -> str:
         for budget in (x for x in curve["budgets"] if x["choices"] in (4, 8, 16, 32, last)):
             numbers = [f"{100 * budget[name]:.1f}" for name in ("median", "p95", "worst")]
             rows.append([curve["search"], curve["order"], str(budget["choices"]), *numbers, f"{100 * curve['known']:.0f}"])
-    return table(
-        ["search", "order", "choices measured", "regret %: median", "95th percentile", "largest", "% of choices stored"], rows
-    )
+    return table(["search", "order", "choices measured", *REGRETS, "% of choices stored"], rows)
 
 
 def experts_models() -> str:

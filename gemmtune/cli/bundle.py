@@ -63,7 +63,7 @@ def bundle(output: str, json_file: str | None) -> None:
             f"{output}: {data['files']} files, {data['mib']} MiB; {'no store' if rows is None else f'{rows} rows of the store'}"
         )
         if missing is not None:
-            click.echo(f"without the native look-up: {missing}")
+            click.echo(f"without the C++ look-up: {missing}")
     write_json(json_file, data)
 
 

@@ -177,11 +177,11 @@ def build() -> None:
 
 
 @command("doctor.doctor")
-@click.option("--build", "build_native", is_flag=True, help="Compile the native look-up of warm calls if it is missing.")
+@click.option("--build", "build_native", is_flag=True, help="Compile the C++ look-up of warm calls if it is missing.")
 def doctor() -> None:
     """Show what gemmtune finds here, and what is missing.
 
-    It lists versions, devices, compilers, backends, the native look-up, the store and the cache folder. The exit
+    It lists versions, devices, compilers, backends, the C++ look-up, the store and the cache folder. The exit
     status is 1 if --build fails, if no backend works on any device, or if the store or cache folder is unusable.
     """
 
@@ -213,7 +213,7 @@ def show_settings() -> None:
 def bundle() -> None:
     """Pack the store and kernels for a container image.
 
-    The archive also has the native look-up, which is compiled if it is missing. Unpack it in the image, and set
+    The archive also has the C++ look-up, which is compiled if it is missing. Unpack it in the image, and set
     GEMMTUNE_CACHE_DIR to that folder. The folder may be read-only, and needs no compiler.
 
     \b

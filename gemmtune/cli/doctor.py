@@ -206,7 +206,7 @@ def _sections(data: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     yield "devices", [_device_line(device) for device in data["devices"]]
     yield "compilers", [_compiler_line(language, found) for language, found in data["compilers"].items()]
     yield "backends", [line for name, entry in data["backends"].items() for line in _backend_lines(name, entry)]
-    yield "native look-up", [data["native_lookup"]["detail"]]
+    yield "C++ look-up", [data["native_lookup"]["detail"]]
     yield "triton interpreter", [data["triton_interpreter"]]
     yield "store", _store_lines(data["store"])
     cache = data["cache_folder"]

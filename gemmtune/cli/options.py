@@ -10,9 +10,11 @@ from ..backends.table import BACKENDS
 from ..settings import Search, Timing
 from . import words
 from .product import click_options
+from .sections import SEARCH, SharedOption
 
 F = TypeVar("F", bound=Callable[..., Any])
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+_SEARCH: dict[str, Any] = {"cls": SharedOption, "section": SEARCH}
 Legal = Collection[str] | Callable[[], Collection[str]]
 """Words, or a function that returns them because their import takes long."""
 
@@ -78,21 +80,23 @@ problem_options = _together(*click_options())
 search_options = _together(
     named(
         "--backends", "NAMES", BACKENDS, f"Comma-separated names of {', '.join(BACKENDS)}; by default all that serve the device.",
-        several=True,
+        several=True, **_SEARCH,
     ),
-    click.option("--search", type=click.Choice(get_args(Search)), help="How many configs each template offers."),
+    click.option("--search", type=click.Choice(get_args(Search)), help="How many configs each template offers.", **_SEARCH),
     click.option(
-        "--with", "extra_choices", multiple=True, metavar="MODULE:FUNCTION",
+        "--with", "extra_choices", multiple=True, metavar="MODULE:FUNCTION", **_SEARCH,
         help="Your own GEMM to include, such as mylib.ops:matmul or kernels.py:matmul; may be given several times.",
     ),
 )  # fmt: skip
 """Options that select what is tried."""
 filter_options = _together(
     click.option(
-        "--allow", "choice_allowlist_regex", metavar="REGEX", help="Try only choices whose name matches REGEX (re.search)."
+        "--allow", "choice_allowlist_regex", metavar="REGEX", **_SEARCH,
+        help="Try only choices whose name matches REGEX (re.search).",
     ),
     click.option(
-        "--deny", "choice_denylist_regex", metavar="REGEX", help="Try no choice whose name matches REGEX; wins over --allow."
+        "--deny", "choice_denylist_regex", metavar="REGEX", **_SEARCH,
+        help="Try no choice whose name matches REGEX; wins over --allow.",
     ),
-)
+)  # fmt: skip
 """Options that restrict which choices may be tried."""

@@ -21,6 +21,7 @@ from ..foreign import visible
 from ..interrupts import Terminated
 from ..replacing import write_text as write_whole
 from .files import STDOUT, OutputFile, refuse_overwriting
+from .sections import EVERY, SectionedCommand, SharedOption
 
 LOG = logging.getLogger("gemmtune")
 LEVEL = "gemmtune.level"
@@ -153,7 +154,8 @@ def level_options(function: F) -> F:
     """Add the options of every command that select its messages. The last one given holds."""
     options = (("-q", "--quiet", "Print results and errors only."), ("-v", "--verbose", "Print messages for debugging too."))
     for *names, text in reversed(options):
-        function = click.option(*names, is_flag=True, expose_value=False, callback=_set_level, help=text)(function)
+        more: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _set_level, "help": text}
+        function = click.option(*names, cls=SharedOption, section=EVERY, **more)(function)
     return function
 
 
@@ -164,6 +166,8 @@ def _json_option(function: F) -> F:
         "json_file",
         metavar="FILE",
         type=OutputFile(stdout=True),
+        cls=SharedOption,
+        section=EVERY,
         help="Write the result as JSON to FILE; - is standard output, which then gets nothing else.",
     )(function)
 
@@ -185,7 +189,7 @@ def command(
         documented.__dict__["__click_params__"] = []
         shared = _json_option(level_options(documented)) if as_json else level_options(documented)
         shared.__dict__["__click_params__"] += own
-        return (click.command if group is None else group.command)(**more)(shared)
+        return (click.command if group is None else group.command)(cls=SectionedCommand, **more)(shared)
 
     return made
 

@@ -11,6 +11,7 @@ import click
 
 from ..operand_kinds import full_dtype_name
 from . import words
+from .sections import GEMM, SharedOption
 
 
 class FiniteRange(click.FloatRange):
@@ -120,4 +121,8 @@ KINDS: dict[str, Kind] = {field.name: field.metadata["kind"] for field in datacl
 def click_options() -> list[Callable[..., Any]]:
     """Return the decorators that add the options to a command."""
     fields = [(f"--{field.name.replace('_', '-')}", field.metadata) for field in dataclasses.fields(Product)]
-    return [click.option(name, type=found["kind"].type, is_flag=found["kind"] is _FLAG, **found["click"]) for name, found in fields]
+    shared: dict[str, Any] = {"cls": SharedOption, "section": GEMM}
+    return [
+        click.option(name, type=found["kind"].type, is_flag=found["kind"] is _FLAG, **shared, **found["click"])
+        for name, found in fields
+    ]

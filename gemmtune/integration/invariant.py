@@ -137,7 +137,7 @@ class Joined:
     parts: tuple[Problem, ...]
 
 
-def tune_layers(wanted: list[Wanted], rows: range | None, *, progress: bool, joins: Sequence[Joined] = ()) -> None:
+def tune_layers(wanted: list[Wanted], rows: range | None, *, progress: bool, joined: Sequence[Joined] = ()) -> None:
     """Make the batch-invariant table of each class of problems, for ``rows``, or for those that occurred and LEAST_ROWS.
 
     A joined product has a table if it can have the reduction class of the layers, which then have that class.
@@ -150,8 +150,8 @@ def tune_layers(wanted: list[Wanted], rows: range | None, *, progress: bool, joi
             asked = range(asked.start, asked[-1] * copies + 1)
             most = max(asked[-1], problem.m if rows is None else 0, ranges.get(rows_class, asked)[-1])
             ranges[rows_class] = range(asked.start, most + 1)
-    for joined in joins:
-        _tune_joined(joined, ranges, progress=progress)
+    for product in joined:
+        _tune_joined(product, ranges, progress=progress)
     for rows_class, asked in ranges.items():
         chosen = _timed_as(rows_class, settings.current())
         run_tuning(rows_class.problem, m=asked, batch_invariant=True, progress=progress, settings=chosen)

@@ -73,9 +73,9 @@ class Columns:
 
     def together(self) -> "Columns | None":
         """Return all columns as those of one layer, or None if they are not adjacent in memory."""
-        turned = self.weights if self.quantized else [x.t() for x in self.weights]
+        weights = self.weights if self.quantized else [x.t() for x in self.weights]
         wholes = [
-            whole(turned),
+            whole(weights),
             *(_whole_factors(x) for x in (self.scales, self.zeros)),
             whole(self.biases) if self.biases else None,
         ]

@@ -122,7 +122,7 @@ def _invariant(model: M, example: Any, rows: range | None, progress: bool) -> M:
             with torch.no_grad(), _state_kept(model), same_inputs(model) as groups, collecting() as problems:
                 _run(model, example)
             lay_out(model, groups)
-            tune_layers(problems, rows, progress=progress, joins=joined_problems(groups))
+            tune_layers(problems, rows, progress=progress, joined=joined_problems(groups))
         elif rows is not None:
             tune_layers([(rows_class.problem, 1) for rows_class in classes], rows, progress=progress)
         if example is not None or rows is not None:

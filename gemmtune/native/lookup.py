@@ -115,7 +115,7 @@ def _compile(chosen: settings.Settings, above: Above) -> None:
 
 def _fail(error: Exception) -> None:
     native.state = f"failed: {error}"
-    log.warning("the native look-up is unavailable, so each call takes a few microseconds more: %s", error)
+    log.warning("the C++ look-up is unavailable, so each call takes a few microseconds more: %s", error)
 
 
 def keep(generation: int, entry: Any, arguments: tuple[Any, ...]) -> None:

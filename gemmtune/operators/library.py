@@ -95,8 +95,8 @@ def by_operator(call: Call) -> torch.Tensor:
     tensors, words = operator.arguments(call)
     whole = call.out is not None or call.packed is not None or callers_epilogue(call)[0] is not None
     # A call that is traced is noted when its graph runs.
-    told = whole and not call.wants_grad and not torch.compiler.is_dynamo_compiling()
-    with noted(functools.partial(_problem_of, call)) if told else contextlib.nullcontext():
+    is_noted = whole and not call.wants_grad and not torch.compiler.is_dynamo_compiling()
+    with noted(functools.partial(_problem_of, call)) if is_noted else contextlib.nullcontext():
         return finished(call, operator.overload(*tensors, **words), *callers_epilogue(call))
 
 

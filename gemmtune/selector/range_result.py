@@ -39,7 +39,7 @@ class RangeResult:
         return {
             "problem": {"text": str(self.rows_class)} | self.rows_class.problem.to_json(),
             "table": self.table.to_json(),
-            "anchors": [result.to_json() for result in self.tuned_results],
+            "tuned": [result.to_json() for result in self.tuned_results],
             "wrong": dict(self.wrong),
             "seconds": self.seconds,
             "source": self.source,

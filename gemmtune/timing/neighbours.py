@@ -68,11 +68,11 @@ class Watch:
 def wait_until_quiet(device: DeviceInfo, tell: Callable[[str], None]) -> None:
     """Wait until others leave the machine alone, at most MOST_WAIT_S. ``tell`` gets a line if that takes a while."""
     deadline = time.monotonic() + MOST_WAIT_S
-    told = False
+    reported = False
     while (seen := Watch(device).seen()) and time.monotonic() < deadline:
-        if not told:
+        if not reported:
             tell(f"waiting up to {MOST_WAIT_S:.0f} s for a quiet machine: {seen}")
-            told = True
+            reported = True
         time.sleep(1.0)
 
 

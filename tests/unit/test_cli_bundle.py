@@ -136,7 +136,7 @@ def test_what_cannot_be_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str
             assert words in capsys.readouterr().err
         assert cli.run(["bundle", "--output", str(tmp_path / "x.tgz")]) == 0
         text = capsys.readouterr().out
-        assert text == f"{tmp_path}/x.tgz: 0 files, 0.0 MiB; no store\nwithout the native look-up: the setting native is off\n"
+        assert text == f"{tmp_path}/x.tgz: 0 files, 0.0 MiB; no store\nwithout the C++ look-up: the setting native is off\n"
         (tmp_path / "cache").chmod(0o777)
     with settings.patch(cache_dir=f"{tmp_path}/full/../cache", store_path=None):
         assert cli.run(["bundle", "--output", str(tmp_path / "y.tgz")]) == 1

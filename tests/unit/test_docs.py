@@ -145,11 +145,11 @@ def test_the_matrix_of_support_knows_what_kernels_there_are() -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    told = set(re.findall(r"^::: gemmtune\.(\w+)", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"^::: gemmtune\.(\w+)", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE))
     errors = {name for name in gemmtune.__all__ if isinstance(getattr(gemmtune, name), type) and name.endswith(("Error", "Choice"))}
-    assert set(gemmtune.__all__) - {"__version__"} - errors <= told
+    assert set(gemmtune.__all__) - {"__version__"} - errors <= named
     forms = {"grouped_k_mm", "routed_grouped_mm", "combined_grouped_mm"}
-    assert (set(OPERATIONS) | set(OPS)) - forms <= told
+    assert (set(OPERATIONS) | set(OPS)) - forms <= named
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -274,6 +274,19 @@ def test_an_extra_brings_what_the_suite_imports() -> None:
     assert {re.split(r"\W", x)[0] for x in PROJECT["optional-dependencies"]["conformance"]} == {"pytest", "hypothesis"}
 
 
+def test_every_extra_is_on_the_page_of_the_installation() -> None:
+    assert {row[0].strip("`") for row in table(section(DOCS / "install.md", "Extras"))} == set(PROJECT["optional-dependencies"])
+
+
+def test_the_source_distribution_has_the_files_of_each_folder() -> None:
+    lines = (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines()
+    kept = {words[1]: {x[1:] for x in words[2:]} for words in map(str.split, lines) if words[0] == "recursive-include"}
+    assert {"docs", "examples", "tests", "benchmarks"} <= set(kept)
+    for folder, suffixes in kept.items():
+        files = [x for x in (ROOT / folder).rglob("*.*") if x.is_file() and "." not in str(x.relative_to(ROOT).parent)]
+        assert {x.suffix for x in files if not x.name.startswith(".")} - {".pyc", ".so"} <= suffixes, folder
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8")):
@@ -292,7 +305,7 @@ def test_links_to_headings_lead_to_one(path: Path) -> None:
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
-    assert sorted(re.findall(r"- ([\w-]+\.md)", text)) == sorted(page.name for page in DOCS.glob("*.md"))
+    assert sorted(re.findall(r"- (?:Overview: )?([\w-]+\.md)", text)) == sorted(page.name for page in DOCS.glob("*.md"))
 
 
 @pytest.mark.parametrize("path", [*DOCUMENTS, *(ROOT / name for name in TOOLS)], ids=lambda path: path.name)
@@ -300,6 +313,15 @@ def test_nothing_names_a_path_outside_the_repository(path: Path) -> None:
     text = re.sub(r"^```dockerfile\n.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     # An absolute path, or one that leaves the repository, stands alone: not in a word, an address or a variable.
     assert not re.findall(r"(?<![\w.:/$}~])/\w+/\S+|(?<!\w)\.\./\S+", text.removeprefix("#!/usr/bin/env bash"))
+
+
+def test_the_modules_that_pages_name_exist() -> None:
+    """Check paths whose first folder is one of the repository or of the package; audits name files of other people."""
+    named = {(page.name, x) for page in PAGES for x in re.findall(r"`([a-z_]+/[a-z_/]+\.(?:py|h|jinja))`", page.read_text("utf-8"))}
+    roots = (ROOT, ROOT / "gemmtune", ROOT / "gemmtune" / "backends", ROOT / "gemmtune" / "integration")
+    ours = {x for x in named if any((root / x[1].partition("/")[0]).is_dir() for root in roots)}
+    assert len(ours) > 20
+    assert not {x for x in ours if not any((root / x[1]).is_file() for root in roots)}
 
 
 def test_the_triton_families_of_the_document_are_the_templates() -> None:

@@ -55,9 +55,9 @@ class StorePolicy:
         With ``batch_invariant`` if it has their bits.
         """
         if settings_module.current().batch_invariant:
-            joins = not settings_module.current().disable and fusion_has_the_bits(fusion)
-            reason = "batch_invariant: one product has the bits" if joins else "batch_invariant: each weight has its own table"
-            return Decision(taken="joined" if joins else "", reason=reason)
+            is_joined = not settings_module.current().disable and fusion_has_the_bits(fusion)
+            reason = "batch_invariant: one product has the bits" if is_joined else "batch_invariant: each weight has its own table"
+            return Decision(taken="joined" if is_joined else "", reason=reason)
         return StoredDecisions.here(fusion.products[0].gemm.meta["val"].device).decide_horizontal(*_parts(fusion))
 
     def decide(self, product: Product) -> Decision:

@@ -32,21 +32,21 @@ def in_manner(function: Callable[..., Any], manner: Mapping[str, Any]) -> Callab
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
     tensor, threads, set_threads = torch.Tensor, torch.get_num_threads, torch.set_num_threads
 
-    def copied(x: Any, *, turned: bool) -> Any:
+    def copied(x: Any, *, flipped: bool) -> Any:
         if not isinstance(x, tensor) or x.layout != torch.strided:
             return x
-        return x.clone().copy_(x.flip(-1)) if turned else x.clone()
+        return x.clone().copy_(x.flip(-1)) if flipped else x.clone()
 
     def called(*args: Any, **kwargs: Any) -> Any:
         last = manner["times"] - 1
         first, *others = args
-        given = [[copied(x, turned=number != last) for x in others] for number in range(last + 1)]
+        given = [[copied(x, flipped=number != last) for x in others] for number in range(last + 1)]
         if manner["parameter"]:
             given = [[*own[:-1], parameter(own[-1], requires_grad=False)] for own in given]
 
         def work() -> Any:
             with MODES[manner["mode"]]():
-                activations = [copied(first, turned=number != last) for number in range(last + 1)]
+                activations = [copied(first, flipped=number != last) for number in range(last + 1)]
                 for own, weights in zip(activations, given, strict=True):
                     result = function(own, *weights, **kwargs)
             return result

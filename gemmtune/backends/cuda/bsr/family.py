@@ -115,7 +115,7 @@ class Bsr(Family[Config]):
                 "block": block_of(problem),
                 "given_registers": GIVEN_REGISTERS,
                 "x_by_k": bool(by_k(problem.a)),
-                "turned": stores_transposed(problem),
+                "transposed": stores_transposed(problem),
             },
         )
 

@@ -207,7 +207,7 @@ class BsrSkinny(Family[Config]):
                 "block": block_of(problem),
                 "head_bytes": HEAD_WORDS * WORD_BYTES,
                 "x_by_k": bool(loads_along_k(problem)),
-                "turned": stores_transposed(problem),
+                "transposed": stores_transposed(problem),
             },
         )
 

@@ -79,8 +79,8 @@ def estimate_us(predicate: Predicate, config: GroupedConfig) -> float:
     per_sm = tiles / device.sm_count
     waves = math.ceil(per_sm) if per_sm < 2 * config.resident else per_sm
     wide = multiplied(problem, config)
-    turned = oriented(wide)
-    step_us = loop_step_us(predicate, turned) * (0.9 if config.described else 1.0)
+    multiplied_as = oriented(wide)
+    step_us = loop_step_us(predicate, multiplied_as) * (0.9 if config.described else 1.0)
     # Bytes in flight must cover the latency of memory.
     inflight = config.resident * (config.stages - 1) * (config.block_m + config.block_n) * config.block_k * problem.dtype.itemsize
     hidden = min(1.0, inflight / 65536)
