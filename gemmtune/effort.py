@@ -32,14 +32,14 @@ class Effort:
     axis_points: int
     """Number of further points to try along the axes of a template's fastest choice."""
     axis_near: float
-    """Largest ratio of that choice's time to the fastest of all at which its axes are searched."""
+    """Largest ratio of a template's fastest time to the fastest of all at which its axes are searched."""
     entrants: int
     """Largest number of choices in the final rounds.
 
     Short measurements run one after the other, each under momentary conditions of the machine, and cannot rank close choices.
     """
     rounds_s: float
-    """Duration of the final rounds among choices that cannot be distinguished."""
+    """Seconds of the final rounds among choices that cannot be distinguished."""
     rows_apart: float
     """Factor between the values of M in a range at which all choices compete. Between them, only the best of these compete."""
 

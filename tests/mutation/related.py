@@ -30,6 +30,8 @@ BROAD: dict[str, tuple[str, ...]] = {
     "untrusted": ("judge/test_verdict.py", "judge/test_walls.py", "judge/test_hacks.py"),
 }
 """Tests that use many modules of a package without mentioning them. They run last."""
+EVERYWHERE = ("unit/test_docs_tables.py",)
+"""Tests that use modules of all packages. They run after those."""
 COMPILED = ("backends", "toolchain", "architectures", "untrusted", "judging")
 """Packages whose tests may be slow."""
 
@@ -44,7 +46,7 @@ def related_tests(root: Path, module: Path) -> list[Path]:
     package = module.parts[1]
     fit = [path for path in scores if package in COMPILED or not any(part in path.name for part in SLOW)]
     kept = sorted(fit, key=lambda path: (-scores[path], path))[:MOST_FILES]
-    broad = [root / "tests" / path for path in BROAD.get(package, ())]
+    broad = [root / "tests" / path for path in (*BROAD.get(package, ()), *EVERYWHERE)]
     return kept + [path for path in broad if path in scores and path not in kept]
 
 
