@@ -78,9 +78,10 @@ def equivalent_edits(root: Path) -> dict[tuple[str, str], str]:
     """Return the reasons in equivalent.toml by file and key. Raises ValueError for an entry without a matching edit or reason."""
     entries = tomllib.loads((Path(__file__).parent / "equivalent.toml").read_text()).get("edit", [])
     reasons = {(entry["path"], entry["edit"]): entry["reason"] for entry in entries}
+    texts = {path: (root / path).read_text() if (root / path).exists() else "" for path, _ in reasons}
+    present = {path: {edit.key(text) for edit in edits_of(text)} for path, text in texts.items()}
     for (path, key), reason in reasons.items():
-        text = (root / path).read_text() if (root / path).exists() else ""
-        if not reason or not any(edit.key(text) == key for edit in edits_of(text)):
+        if not reason or key not in present[path]:
             raise ValueError(f"equivalent.toml: got {path}: {key!r}, expected an edit of the file as it is now, with a reason")
     return reasons
 
