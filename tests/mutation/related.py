@@ -23,7 +23,7 @@ NEVER = ("_gpu", "test_imports", "test_mutation", "test_prose")
 BROAD: dict[str, tuple[str, ...]] = {
     "backends": ("alignment/test_ranking.py",),
     "cli": ("unit/test_cli_tune.py",),
-    "conformance": ("correctness/test_conformance_mutants.py", "correctness/test_conformance_bsr.py"),
+    "conformance": ("unit/test_conformance_cases.py", "correctness/test_conformance_mutants.py", "correctness/test_conformance_bsr.py"),
     "declaration": ("correctness/test_conformance_bsr.py",),
     "numerics": ("correctness/test_bsr.py", "correctness/test_verify_broken.py"),
     "problem": ("unit/test_rules.py", "correctness/test_grouped.py", "correctness/test_verify_broken.py"),
