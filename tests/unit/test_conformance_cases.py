@@ -27,8 +27,8 @@ ALL = Traits(
     fast_accum=True, empty=True, streams=True, capturable=True, threads=True, deterministic=True, batch_invariant=True,
 )  # fmt: skip
 FEW = dataclasses.replace(
-    ALL, dtypes=("float16", "int8"), layouts=("row", "col"), blocks=("32x32",), multiples=(1, 2, 8), least=(2, 1, 1), min_alignment=4,
-    empty=False,
+    ALL, dtypes=("float16", "int8"), layouts=("row", "col"), blocks=("32x32",), multiples=(1, 2, 8), least=(2, 1, 1),
+    min_alignment=4, empty=False,
 )  # fmt: skip
 SCOPES = {
     "undeclared, smoke": Scope(traits=Traits(ops=OPS), device_type="cuda"),
