@@ -1,6 +1,6 @@
-"""Choices that performance models rank first. ``PYTHONPATH=tests python tests/alignment/test_ranking.py`` writes ranking.json.
+"""Choices that models rank first, and refusals. ``PYTHONPATH=tests python tests/alignment/test_ranking.py`` writes ranking.json.
 
-The constants of the models are fitted to measurements, so a change of the order is a decision.
+The constants of the models are fitted to measurements, so a change of the order is a decision. Users read the refusals.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gemmtune.settings import Settings
 FILE = Path(__file__).with_name("ranking.json")
 MOST = 16
 """Names of each backend in the file."""
+BACKENDS = ("triton", "cuda", "cpp", "ck", pytest.param("cutlass", marks=needs("cutlass")))
 FP16, FP32 = torch.float16, torch.float32
 PROBLEMS: dict[str, tuple[tuple[str, ...], Problem]] = {
     "mm square": (("sm80", "sm90", "gfx942"), Problem.mm(4096, 4096, 4096, device_type="cuda")),
@@ -35,6 +36,10 @@ PROBLEMS: dict[str, tuple[tuple[str, ...], Problem]] = {
     "mm_plus_mm": (("sm90",), Problem.mm_plus_mm(1024, 2048, 512, 1024, device_type="cuda")),
     "int_mm": (("sm80", "sm90"), Problem.int_mm(512, 4096, 4096, device_type="cuda")),
     "scaled_mm": (("sm90",), Problem.scaled_mm(256, 4096, 4096, device_type="cuda")),
+    "scaled_mm of fnuz": (
+        ("gfx942",),
+        Problem.scaled_mm(512, 4096, 4096, dtype=torch.float8_e4m3fnuz, dtype_b=torch.float8_e4m3fnuz, device_type="cuda"),
+    ),
     "scaled_mm by blocks": (("sm90",), Problem.scaled_mm(64, 7168, 4096, scales="block_128x128", device_type="cuda")),
     "mixed_mm one row": (("sm90",), Problem.mixed_mm(1, 4096, 4096, scales="column", prepacked=True, device_type="cuda")),
     "grouped_mm": (("sm90",), Problem.grouped_mm(1024, 2048, 1024, groups=8, device_type="cuda")),
@@ -63,21 +68,22 @@ def described(choice: Choice, device: DeviceInfo) -> str:
 
 
 def ranked(backend: str) -> dict[str, list[str]]:
-    """Return the first names that a backend offers, by device and problem."""
-    return {
-        f"{arch} {name}": [
-            described(c, preset(arch)) for c in load(backend).enumerate(problem, preset(arch), Settings()).choices[:MOST]
-        ]
-        for name, (archs, problem) in PROBLEMS.items()
-        for arch in archs
-    }
+    """Return the first names that a backend offers and its refusals, by device and problem. Leave out where it offers nothing."""
+    found = {}
+    for name, (archs, problem) in PROBLEMS.items():
+        for device in map(preset, archs):
+            offers = load(backend).enumerate(problem, device, Settings())
+            texts = [described(choice, device) for choice in offers.choices[:MOST]]
+            if texts:
+                found[f"{device.arch} {name}"] = texts + [f"{x.count} {x.name}: {x.reason}" for x in offers.refusals]
+    return found
 
 
-@pytest.mark.parametrize("backend", ["triton", "cuda", "cpp", pytest.param("cutlass", marks=needs("cutlass"))])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_models_rank_choices_as_before(backend: str) -> None:
-    assert {name: found for name, found in ranked(backend).items() if found} == json.loads(FILE.read_text())[backend]
+    assert ranked(backend) == json.loads(FILE.read_text())[backend]
 
 
 if __name__ == "__main__":
-    names = {x: {name: found for name, found in ranked(x).items() if found} for x in ("triton", "cuda", "cpp", "cutlass")}
+    names = {name: ranked(name) for name in ("triton", "cuda", "cpp", "ck", "cutlass")}
     FILE.write_text(json.dumps(names, indent=1) + "\n")

@@ -69,10 +69,10 @@ class Shape:
         """Return the elements of K in a stage."""
         return weights.block_k()
 
-    def shared_bytes(self, weights: Weights, *, clustered: bool = False) -> int:
+    def shared_bytes(self, weights: Weights, cluster_k: int = 1) -> int:
         """Return the shared memory of a block: stages, or sums that reuse their space, barriers, and received sums."""
         sums_bytes = self.warps_k * self.block_m * (self.block_n + EXTRA_COLS) * 4
-        received_bytes = self.block_m * self.block_n * 4 + 128 if clustered else 0
+        received_bytes = self.block_m * self.block_n * 4 + 128 if cluster_k > 1 else 0
         return (
             max(self.stages * weights.stage_bytes(self.block_m, self.block_n), sums_bytes)
             + 2 * BARRIER_BYTES * (self.stages + 1)
@@ -199,7 +199,7 @@ class Skinny(MixedFamily[Config]):
         return reduction_of(problem, "cuda", order=order, own="cuda skinny")
 
     def values(self, weights: Weights, shape: Shape) -> dict[str, Any]:
-        shared_bytes = [shape.shared_bytes(weights, clustered=clustered) for clustered in (False, True)]
+        shared_bytes = [shape.shared_bytes(weights, cluster_k) for cluster_k in (1, 2)]
         return {"blocks_per_sm": shape.blocks_per_sm(weights), "shared_bytes": shared_bytes}
 
     def tell(self, work: Work, problem: Problem, config: Config) -> tuple[Aligned, ...]:  # noqa: ARG002 - problem decides
