@@ -5,6 +5,7 @@ The constants of the models are fitted to measurements, so a change of the order
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -32,6 +33,7 @@ PROBLEMS: dict[str, tuple[tuple[str, ...], Problem]] = {
     "mm odd": (("sm86", "sm90"), Problem.mm(301, 513, 1003, device_type="cuda")),
     "mm float32": (("sm80", "sm90"), Problem.mm(2048, 1024, 4096, dtype=FP32, layout="nn", device_type="cuda")),
     "mm float32 on a CPU": (("avx2", "avx512", "portable"), Problem.mm(256, 512, 768, dtype=FP32, device_type="cpu")),
+    "mm float32 odd": (("sm90",), Problem.mm(70, 1001, 1003, dtype=FP32, layout="nn", device_type="cuda")),
     "bmm": (("sm90",), Problem.bmm(32, 128, 1024, 128, device_type="cuda")),
     "mm_plus_mm": (("sm90",), Problem.mm_plus_mm(1024, 2048, 512, 1024, device_type="cuda")),
     "int_mm": (("sm80", "sm90"), Problem.int_mm(512, 4096, 4096, device_type="cuda")),
@@ -61,10 +63,13 @@ PROBLEMS: dict[str, tuple[tuple[str, ...], Problem]] = {
 
 
 def described(choice: Choice, device: DeviceInfo) -> str:
-    """Return the choice's name, with the modelled time of a CUDA kernel."""
+    """Return the choice's name, with the modelled time of a CUDA kernel, its grid, and a digest of all that its launch gets."""
     if not isinstance(choice, CudaChoice):
         return choice.name
-    return f"{choice.name} {choice.family.estimate_us(choice.problem, device, choice.config):.4g} us"
+    family, problem, config = choice.family, choice.problem, choice.config
+    record = family.record(problem, config)
+    digest = hashlib.sha256(repr((record, family.claims(problem, config))).encode()).hexdigest()[:8]
+    return f"{choice.name} {family.estimate_us(problem, device, config):.4g} us, grid {record.grid} {digest}"
 
 
 def ranked(backend: str) -> dict[str, list[str]]:
