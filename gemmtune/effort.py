@@ -35,7 +35,7 @@ class Effort:
     Short measurements run one after the other, each under momentary conditions of the machine, and cannot rank close choices.
     """
     rounds_s: float
-    """Duration of the final rounds among choices that cannot be distinguished."""
+    """Seconds of the final rounds among choices that cannot be distinguished."""
     rows_apart: float
     """Factor between the values of M in a range at which all choices compete. Between them, only the best of these compete."""
 
