@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,12 @@ GRACE_S = 5.0
 TIMED_OPS = ("mm", "bmm", "addmm", "baddbmm", "int_mm")
 """Operations for which torch has a function of the same name."""
 SMALL_SIDE, SMALL_MACS = 64, 2**19
-LARGE_MACS, LARGE_CALLS = 2**22, 3
-"""Size and number of the calls with each dtype of which no shape is timed."""
+FEW, MANY = (8, 40), (4096, 12288)
+"""Ranges of M and N, and of K, of large operands with a small result, which a GEMM may keep without a look at all of them."""
+LARGE_MACS, LARGE_CALLS = 2**25, 3
+"""Size and number of the calls with each operation, and each dtype, of which no shape is timed."""
+LAYOUTS = (("row", "col"), ("col", "row"), ("col", "col"))
+"""Layouts of a and b, which every second shape has in turn."""
 GPU_MACS = 2**36
 NAMED_MACS, NAMED_CALLS = 2**31, 2
 """Size and number of the calls of usual sizes, and of those that the source names."""
@@ -114,14 +119,15 @@ def _plan(
 
     Sizes are drawn among those that the GEMM declares.
     """
-    columns = {case.op for case in taken if case.b == "col"}
     op, *others = of_op
+    layouts = {x: _layouts([case for case in taken if case.op == x], trial.rng) for x in of_op}
     dtypes = of_op[op]
     turns = Counter[str]()
 
     def drawn(op: str, dtype: str, macs: int) -> Case:
         number, turns[op] = turns[op], turns[op] + 1
-        case = _case(subject, op, dtype, transposed=bool(number % 2) and op in columns)
+        a, b = layouts[op][number // 2 % len(layouts[op])] if number % 2 else ("row", "row")
+        case = _case(subject, op, dtype).changed(a=a, b=b)
         batch = trial.rng.choice(BATCHES[(number + number // 2) % 2]) if case.batched else 1
         return _drawn(trial, subject, case.changed(batch=batch), max(macs // batch, 1), square=not number)
 
@@ -130,6 +136,9 @@ def _plan(
     small += [(x, dtype, level.small_calls // 4) for _ in BATCHES for x in others for dtype in of_op[x][:1]]
     for op_, dtype, calls in small:
         yield Planned(case=drawn(op_, dtype, SMALL_MACS), calls=calls, profiled=level.profiled)
+    m, n, k = (trial.rng.randint(*sides) for sides in (FEW, FEW, MANY))
+    deep = legal(_case(subject, op, in_turn[0]).changed(m=m, n=n, k=k), subject)
+    yield Planned(case=deep, calls=level.small_calls // 4, profiled=level.profiled)
     largest = GPU_MACS if on_gpu else level.largest * PER_M
     for number, dtype in enumerate(in_turn[2:]):
         yield Planned(case=drawn(op, dtype, largest), calls=level.timed_calls, timed=True, profiled=level.profiled)
@@ -139,14 +148,20 @@ def _plan(
             for m, n, k in itertools.islice(in_turns, level.named_shapes):
                 case = _case(subject, op, trial.rng.choice(dtypes or ["float32"]))
                 yield Planned(case=legal(case.changed(m=m, n=n, k=k), subject), calls=NAMED_CALLS, named=True)
-    for dtype in (x for x in dtypes if x not in in_turn[2:]):
-        yield Planned(case=drawn(op, dtype, min(largest, LARGE_MACS)), calls=LARGE_CALLS, profiled=level.profiled)
+    untimed = [(op, x) for x in dtypes if x not in in_turn[2:]] + [(x, of_op[x][0]) for x in others if of_op[x]]
+    for op_, dtype in untimed:
+        yield Planned(case=drawn(op_, dtype, min(largest, LARGE_MACS)), calls=LARGE_CALLS, profiled=level.profiled)
 
 
-def _case(subject: Subject, op: str, dtype: str, *, transposed: bool = False) -> Case:
-    """Return a case of one element, with b row-major or as the weight of a layer."""
-    case = Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1, bias=(*subject.traits.bias, "n")[0])
-    return case.changed(b="col") if transposed else case
+def _layouts(taken: Sequence[Case], rng: random.Random) -> list[tuple[str, str]]:
+    """Return the layouts of both operands among those that the GEMM took, in an order that is drawn."""
+    found = [(a, b) for a, b in LAYOUTS if a in {"row", *(x.a for x in taken)} and b in {"row", *(x.b for x in taken)}]
+    return rng.sample(found, len(found)) or [("row", "row")]
+
+
+def _case(subject: Subject, op: str, dtype: str) -> Case:
+    """Return a case of one element."""
+    return Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1, bias=(*subject.traits.bias, "n")[0])
 
 
 def _drawn(trial: Trial, subject: Subject, case: Case, macs: int, *, square: bool = False) -> Case:

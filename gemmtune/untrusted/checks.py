@@ -44,7 +44,7 @@ OF_ROUNDING = 1.5
 OF_SIGNS = 8.0
 """Multiple of the mean error, times the root of the columns, that a row added up with random signs may have."""
 MIXED = 2.0**-24
-"""Least sum of magnitudes, relative to that of the largest numbers. Strassen's sums in a wider type have errors where it is less."""
+"""Least sum of magnitudes, relative to that of the largest numbers. Strassen's wider sums have errors where it is less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
