@@ -63,9 +63,9 @@ class Planned:
 
     @property
     def key(self) -> str:
-        """Kind of the calls, of which some are made even if the time is over: timed ones, and those of each operation and dtype."""
+        """Kind of the calls. Some of each kind are made even if the time is over."""
         large = self.case.m * self.case.n * self.case.k > SMALL_MACS
-        return "timed" if self.timed else f"{self.case.op} {self.case.dtype} {large}"
+        return "timed" if self.timed else f"{self.case.op} {self.case.dtype} {self.case.a} {large}"
 
 
 def timed_calls(
@@ -80,7 +80,9 @@ def timed_calls(
     """Yield the calls of each shape. ``taken`` are the cases of the suite that the GEMM took, ``named`` numbers of its source."""
     ops, trial = timed_ops(subject), Trial(subject, candidate, rival, elsewhere)
     of_op = {op: tuple(dict.fromkeys(case.dtype for case in taken if case.op == op)) for op in ops}
-    of_op = {op: dtypes for op, dtypes in of_op.items() if dtypes} or dict.fromkeys(ops[:1], ())
+    floats = [case.dtype for case in taken if case.op != "int_mm"]
+    unseen = {op: tuple(floats[:1]) for op, dtypes in of_op.items() if not dtypes and op != "int_mm" and floats}
+    of_op = {op: dtypes for op, dtypes in of_op.items() if dtypes} | unseen or dict.fromkeys(ops[:1], ())
     if not of_op:
         return
     kind = candidate.device.type
@@ -149,8 +151,11 @@ def _plan(
                 case = _case(subject, op, trial.rng.choice(dtypes or ["float32"]))
                 yield Planned(case=legal(case.changed(m=m, n=n, k=k), subject), calls=NAMED_CALLS, named=True)
     untimed = [(op, x) for x in dtypes if x not in in_turn[2:]] + [(x, of_op[x][0]) for x in others if of_op[x]]
-    for op_, dtype in untimed:
-        yield Planned(case=drawn(op_, dtype, min(largest, LARGE_MACS)), calls=LARGE_CALLS, profiled=level.profiled)
+    cases = [drawn(op_, dtype, min(largest, LARGE_MACS)) for op_, dtype in untimed]
+    if "col" in (subject.traits.layouts or ("col",)):  # it may refuse it
+        cases.append(drawn(op, in_turn[-1], min(largest, LARGE_MACS)).changed(a="col"))
+    for case in cases:
+        yield Planned(case=case, calls=LARGE_CALLS, profiled=level.profiled)
 
 
 def _layouts(taken: Sequence[Case], rng: random.Random) -> list[tuple[str, str]]:
