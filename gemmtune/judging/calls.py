@@ -170,13 +170,13 @@ def _case(subject: Subject, op: str, dtype: str) -> Case:
 
 
 def _drawn(trial: Trial, subject: Subject, case: Case, macs: int, *, square: bool = False) -> Case:
-    """Return the case with sizes of at most about ``macs`` multiplications. A ``square`` result is one of a Gram matrix too."""
+    """Return the case with sizes of at most about ``macs`` multiplications. ``square`` ones may be special in more ways."""
     traits, rng = subject.traits, trial.rng
     side = min(SMALL_SIDE, macs ** (1 / 3)) if macs <= SMALL_MACS else macs ** (1 / 3)
     sides = [max(least, round(side * rng.uniform(NARROWEST, WIDEST)), 1) for least in traits.least]
     while math.prod(sides) > macs:
         sides[rng.randrange(3)] //= 2
-    return legal(case.changed(m=sides[0], n=sides[0 if square else 1], k=sides[2]), subject)
+    return legal(case.changed(m=sides[0], n=sides[0 if square else 1], k=sides[0 if square else 2]), subject)
 
 
 def legal(case: Case, subject: Subject) -> Case:
