@@ -5,7 +5,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..conformance.cases.case import Case
@@ -26,10 +26,10 @@ TIMED_OPS = ("mm", "bmm", "addmm", "baddbmm", "int_mm")
 SMALL_SIDE, SMALL_MACS = 64, 2**19
 FEW, MANY = (8, 40), (4096, 12288)
 """Ranges of M and N, and of K, of large operands with a small result, which a GEMM may keep without a look at all of them."""
-LARGE_MACS, LARGE_CALLS = 2**25, 3
+LARGE_MACS, LARGE_CALLS = 2**26, 3
 """Size and number of the calls with each operation, and each dtype, of which no shape is timed."""
-LAYOUTS = (("row", "col"), ("col", "row"), ("col", "col"))
-"""Layouts of a and b, which every second shape has in turn."""
+LAYOUTS = (("row", "row"), ("row", "col"), ("col", "row"), ("col", "col"))
+"""Layouts of a and b. The small shapes have the first ones, the others have all in turn."""
 GPU_MACS = 2**36
 NAMED_MACS, NAMED_CALLS = 2**31, 2
 """Size and number of the calls of usual sizes, and of those that the source names."""
@@ -65,7 +65,7 @@ class Planned:
     def key(self) -> str:
         """Kind of the calls. Some of each kind are made even if the time is over."""
         large = self.case.m * self.case.n * self.case.k > SMALL_MACS
-        return "timed" if self.timed else f"{self.case.op} {self.case.dtype} {self.case.a} {large}"
+        return "timed" if self.timed else f"{self.case.op} {self.case.dtype} {self.case.a} {self.case.b} {large}"
 
 
 def timed_calls(
@@ -128,7 +128,7 @@ def _plan(
 
     def drawn(op: str, dtype: str, macs: int) -> Case:
         number, turns[op] = turns[op], turns[op] + 1
-        a, b = layouts[op][number // 2 % len(layouts[op])] if number % 2 else ("row", "row")
+        a, b = layouts[op][number % len(layouts[op])]
         case = _case(subject, op, dtype).changed(a=a, b=b)
         batch = trial.rng.choice(BATCHES[(number + number // 2) % 2]) if case.batched else 1
         return _drawn(trial, subject, case.changed(batch=batch), max(macs // batch, 1), square=not number)
@@ -150,18 +150,27 @@ def _plan(
             for m, n, k in itertools.islice(in_turns, level.named_shapes):
                 case = _case(subject, op, trial.rng.choice(dtypes or ["float32"]))
                 yield Planned(case=legal(case.changed(m=m, n=n, k=k), subject), calls=NAMED_CALLS, named=True)
-    untimed = [(op, x) for x in dtypes if x not in in_turn[2:]] + [(x, of_op[x][0]) for x in others if of_op[x]]
-    cases = [drawn(op_, dtype, min(largest, LARGE_MACS)) for op_, dtype in untimed]
-    if "col" in (subject.traits.layouts or ("col",)):  # it may refuse it
-        cases.append(drawn(op, in_turn[-1], min(largest, LARGE_MACS)).changed(a="col"))
-    for case in cases:
+    for case in _untimed(subject, of_op, in_turn[2:], lambda op, dtype: drawn(op, dtype, min(largest, LARGE_MACS))):
         yield Planned(case=case, calls=LARGE_CALLS, profiled=level.profiled)
 
 
+def _untimed(
+    subject: Subject, of_op: Mapping[str, Sequence[str]], timed: Sequence[str], drawn: Callable[[str, str], Case]
+) -> Iterator[Case]:
+    """Yield large cases of the operations and dtypes that have no time, then those with a column-major operand."""
+    op, *others = of_op
+    yield from (drawn(op, dtype) for dtype in of_op[op] if dtype not in timed)
+    yield from (drawn(x, of_op[x][0]) for x in others if of_op[x])
+    if "col" in (subject.traits.layouts or ("col",)):  # it may refuse it
+        for dtype in dict.fromkeys(timed):
+            case = drawn(op, dtype)
+            yield from (case.changed(a=a, b=b) for a, b in LAYOUTS[1:3])
+
+
 def _layouts(taken: Sequence[Case], rng: random.Random) -> list[tuple[str, str]]:
-    """Return the layouts of both operands among those that the GEMM took, in an order that is drawn."""
+    """Return the layouts of both operands among those that the GEMM took, in the order of the shapes."""
     found = [(a, b) for a, b in LAYOUTS if a in {"row", *(x.a for x in taken)} and b in {"row", *(x.b for x in taken)}]
-    return rng.sample(found, len(found)) or [("row", "row")]
+    return found[:2] + rng.sample(found, len(found))
 
 
 def _case(subject: Subject, op: str, dtype: str) -> Case:
