@@ -186,23 +186,6 @@ class Choice(ABC):
         """
         return ()
 
-    @property
-    def axes(self) -> Mapping[str, Sequence[int]]:
-        """Legal values in rising order of each parameter that has too many values for a table of configs. Usually empty.
-
-        The selector searches along these axes from the fastest choices that have them (``selector/minimize.py``).
-        """
-        return {}
-
-    @property
-    def parameters(self) -> Mapping[str, int]:
-        """Values of the parameters of ``axes`` in this choice."""
-        return {}
-
-    def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:  # noqa: ARG002 - subclasses with axes use them
-        """Return the choice with other ``parameters`` and everything else equal, or why it is illegal."""
-        return f"{self.name} has no axes"
-
     def with_parts(self, count: int, device: DeviceInfo) -> Sequence[Choice]:  # noqa: ARG002 - subclasses that divide K use them
         """Return the legal choices with K divided into ``count`` parts and everything else equal."""
         return ()

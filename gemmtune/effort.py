@@ -29,17 +29,13 @@ class Effort:
     """Largest number of rounds of variants, because a winner adds new variants."""
     densified: int | None
     """Number of choices for the dense product that each backend adds to those for a block-sparse one, the most promising first."""
-    axis_points: int
-    """Number of further points to try along the axes of a template's fastest choice."""
-    axis_near: float
-    """Largest ratio of that choice's time to the fastest of all at which its axes are searched."""
     entrants: int
     """Largest number of choices in the final rounds.
 
     Short measurements run one after the other, each under momentary conditions of the machine, and cannot rank close choices.
     """
     rounds_s: float
-    """Duration of the final rounds among choices that cannot be distinguished."""
+    """Seconds of the final rounds among choices that cannot be distinguished."""
     rows_apart: float
     """Factor between the values of M in a range at which all choices compete. Between them, only the best of these compete."""
 
@@ -52,7 +48,7 @@ _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
     "triton:parts": (2, 6, None),
     "triton:words": (3, 12, None),
     "triton:words_vector": (1, 4, None),
-    "triton:blocks": (8, 24, None),
+    "triton:blocks": (8, 32, None),
     "triton:grouped": (8, 24, None),
     "triton:padded": (3, 8, 24),
     "triton:padded_persistent": (1, 3, 12),
@@ -84,8 +80,6 @@ _LIMITS: dict[str, tuple[Any, Any, Any]] = {
     "variant_near": (1.1, 1.25, 1.6),
     "variant_rounds": (1, 3, 6),
     "densified": (2, 8, None),
-    "axis_points": (0, 8, 160),
-    "axis_near": (1.0, 1.25, 1.6),
     "entrants": (8, 16, 32),
     "rounds_s": (0.3, 0.6, 2.5),
     "rows_apart": (16.0, 8.0, 1.0),

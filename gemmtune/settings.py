@@ -113,9 +113,6 @@ class Settings:
     native: bool = True
     """Look up warm calls in C++, in a module that is compiled during the first tuning of a process or by `gemmtune doctor
     --build`."""
-    meta_table: kinds.File = None
-    """JSON file of ``gemmtune.sparse.MetaTable.dump``, whose parameters for torch's block-sparse kernel are tried before
-    torch's own table."""
     vllm: kinds.Plugin = "1"
     """The plugin in vLLM. ``0`` leaves vLLM as it is. ``1`` runs layers on a GPU whose weight has a table, quantized ones only by a
     measured table. ``all`` also runs quantized layers by default tables, and layers on a CPU by measured ones."""

@@ -19,11 +19,12 @@ MODULES = {
     "vllm": "vllm",
     "sglang": "sglang",
     "serve": "fastapi",
+    "kernels": "kernels",
     "kernel_tuner": "kernel_tuner",
     "autotuning_methodology": "autotuning_methodology",
 }
 """Module of each extra, by the name that tests give: an extra of gemmtune, a package of the extra ``models``, vLLM, SGLang,
-``transformers[serving]``, or a package that reads our files."""
+``transformers[serving]``, the package ``kernels``, or a package that reads our files."""
 
 
 def needs(*extras: str) -> pytest.MarkDecorator:

@@ -15,6 +15,7 @@ from gemmtune.choice import Status
 from gemmtune.cli.shapes import FIELDS
 from gemmtune.conformance.properties.table import PROPERTIES
 from gemmtune.declaration.traits import Traits
+from gemmtune.effort import EFFORT, Effort
 from gemmtune.settings import Settings
 
 from . import table
@@ -92,7 +93,21 @@ def fields() -> str:
     return table(["field", "value"], [[f"`{name}`", kind.expected] for name, kind in FIELDS.items()])
 
 
+def efforts() -> str:
+    """Return the limits of each search: the configs of each template, then everything else."""
+    limits = [f.name for f in dataclasses.fields(Effort) if f.name != "configs"]
+    meanings = documented("effort.py", "Effort")
+    rows = {f"configs of `{name}`": [x.configs[name] for x in EFFORT.values()] for name in EFFORT["default"].configs}
+    rows |= {_first_sentence(meanings[name]): [getattr(x, name) for x in EFFORT.values()] for name in limits}
+    return table(["limit", *EFFORT], [[name, *("all" if x is None else str(x) for x in row)] for name, row in rows.items()])
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=\w)[.,:](?: |$)", text)[0]
+
+
 MAKERS: dict[str, Callable[[], str]] = {
+    "efforts": efforts,
     **{f"settings-{group}": functools.partial(settings_table, group) for group in (*GROUPS, "files")},
     "declarations": declarations,
     "properties": properties,

@@ -100,6 +100,16 @@ def _first_name(module: Any) -> str:
     return "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"
 
 
+def by_expert(index: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the expert and the slot of each row in the order of ``count`` experts, and where the rows of each expert end.
+
+    Row t · C + c of the experts is slot c of token t. Indices from ``count`` on come last, in no group.
+    """
+    experts, slots = index.flatten().sort()
+    numbers = torch.arange(count, device=experts.device, dtype=experts.dtype)
+    return experts, slots, torch.searchsorted(experts, numbers, right=True, out_int32=True)
+
+
 def _by_expert(module: Any, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the expert and the slot of each row in the order of experts, and where the rows of each expert end.
 
@@ -110,9 +120,7 @@ def _by_expert(module: Any, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             f"{type(module).__name__}: got experts with {', '.join(unknown)}, expected only {', '.join(sorted(_STEPS))}; "
             'set experts_implementation="grouped_mm"'
         )
-    experts, slots = index.flatten().sort()
-    numbers = torch.arange(module.num_experts, device=experts.device, dtype=experts.dtype)
-    return experts, slots, torch.searchsorted(experts, numbers, right=True, out_int32=True)
+    return by_expert(index, module.num_experts)
 
 
 def _activated(module: Any, x: Tensor) -> Tensor:

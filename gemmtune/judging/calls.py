@@ -3,8 +3,9 @@
 import dataclasses
 import itertools
 import math
+import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..conformance.cases.case import Case
@@ -23,8 +24,12 @@ GRACE_S = 5.0
 TIMED_OPS = ("mm", "bmm", "addmm", "baddbmm", "int_mm")
 """Operations for which torch has a function of the same name."""
 SMALL_SIDE, SMALL_MACS = 64, 2**19
-LARGE_MACS, LARGE_CALLS = 2**22, 3
-"""Size and number of the calls with each dtype of which no shape is timed."""
+FEW, MANY = (8, 40), (4096, 12288)
+"""Ranges of M and N, and of K, of large operands with a small result, which a GEMM may keep without a look at all of them."""
+LARGE_MACS, LARGE_CALLS = 2**26, 3
+"""Size and number of the calls with each operation, and each dtype, of which no shape is timed."""
+LAYOUTS = (("row", "row"), ("row", "col"), ("col", "row"), ("col", "col"))
+"""Layouts of a and b. The small shapes have the first ones, the others have all in turn."""
 GPU_MACS = 2**36
 NAMED_MACS, NAMED_CALLS = 2**31, 2
 """Size and number of the calls of usual sizes, and of those that the source names."""
@@ -58,9 +63,9 @@ class Planned:
 
     @property
     def key(self) -> str:
-        """Kind of the calls, of which some are made even if the time is over: timed ones, and those of each operation and dtype."""
+        """Kind of the calls. Some of each kind are made even if the time is over."""
         large = self.case.m * self.case.n * self.case.k > SMALL_MACS
-        return "timed" if self.timed else f"{self.case.op} {self.case.dtype} {large}"
+        return "timed" if self.timed else f"{self.case.op} {self.case.dtype} {self.case.a} {self.case.b} {large}"
 
 
 def timed_calls(
@@ -75,7 +80,9 @@ def timed_calls(
     """Yield the calls of each shape. ``taken`` are the cases of the suite that the GEMM took, ``named`` numbers of its source."""
     ops, trial = timed_ops(subject), Trial(subject, candidate, rival, elsewhere)
     of_op = {op: tuple(dict.fromkeys(case.dtype for case in taken if case.op == op)) for op in ops}
-    of_op = {op: dtypes for op, dtypes in of_op.items() if dtypes} or dict.fromkeys(ops[:1], ())
+    floats = [case.dtype for case in taken if case.op != "int_mm"]
+    unseen = {op: tuple(floats[:1]) for op, dtypes in of_op.items() if not dtypes and op != "int_mm" and floats}
+    of_op = {op: dtypes for op, dtypes in of_op.items() if dtypes} | unseen or dict.fromkeys(ops[:1], ())
     if not of_op:
         return
     kind = candidate.device.type
@@ -114,14 +121,15 @@ def _plan(
 
     Sizes are drawn among those that the GEMM declares.
     """
-    columns = {case.op for case in taken if case.b == "col"}
     op, *others = of_op
+    layouts = {x: _layouts([case for case in taken if case.op == x], trial.rng) for x in of_op}
     dtypes = of_op[op]
     turns = Counter[str]()
 
     def drawn(op: str, dtype: str, macs: int) -> Case:
         number, turns[op] = turns[op], turns[op] + 1
-        case = _case(subject, op, dtype, transposed=bool(number % 2) and op in columns)
+        a, b = layouts[op][number % len(layouts[op])]
+        case = _case(subject, op, dtype).changed(a=a, b=b)
         batch = trial.rng.choice(BATCHES[(number + number // 2) % 2]) if case.batched else 1
         return _drawn(trial, subject, case.changed(batch=batch), max(macs // batch, 1), square=not number)
 
@@ -130,6 +138,9 @@ def _plan(
     small += [(x, dtype, level.small_calls // 4) for _ in BATCHES for x in others for dtype in of_op[x][:1]]
     for op_, dtype, calls in small:
         yield Planned(case=drawn(op_, dtype, SMALL_MACS), calls=calls, profiled=level.profiled)
+    m, n, k = (trial.rng.randint(*sides) for sides in (FEW, FEW, MANY))
+    deep = legal(_case(subject, op, in_turn[0]).changed(m=m, n=n, k=k), subject)
+    yield Planned(case=deep, calls=level.small_calls // 4, profiled=level.profiled)
     largest = GPU_MACS if on_gpu else level.largest * PER_M
     for number, dtype in enumerate(in_turn[2:]):
         yield Planned(case=drawn(op, dtype, largest), calls=level.timed_calls, timed=True, profiled=level.profiled)
@@ -139,24 +150,42 @@ def _plan(
             for m, n, k in itertools.islice(in_turns, level.named_shapes):
                 case = _case(subject, op, trial.rng.choice(dtypes or ["float32"]))
                 yield Planned(case=legal(case.changed(m=m, n=n, k=k), subject), calls=NAMED_CALLS, named=True)
-    for dtype in (x for x in dtypes if x not in in_turn[2:]):
-        yield Planned(case=drawn(op, dtype, min(largest, LARGE_MACS)), calls=LARGE_CALLS, profiled=level.profiled)
+    for case in _untimed(subject, of_op, in_turn[2:], lambda op, dtype: drawn(op, dtype, min(largest, LARGE_MACS))):
+        yield Planned(case=case, calls=LARGE_CALLS, profiled=level.profiled)
 
 
-def _case(subject: Subject, op: str, dtype: str, *, transposed: bool = False) -> Case:
-    """Return a case of one element, with b row-major or as the weight of a layer."""
-    case = Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1, bias=(*subject.traits.bias, "n")[0])
-    return case.changed(b="col") if transposed else case
+def _untimed(
+    subject: Subject, of_op: Mapping[str, Sequence[str]], timed: Sequence[str], drawn: Callable[[str, str], Case]
+) -> Iterator[Case]:
+    """Yield large cases of the operations and dtypes that have no time, then those with a column-major operand."""
+    op, *others = of_op
+    yield from (drawn(op, dtype) for dtype in of_op[op] if dtype not in timed)
+    yield from (drawn(x, of_op[x][0]) for x in others if of_op[x])
+    if "col" in (subject.traits.layouts or ("col",)):  # it may refuse it
+        for dtype in dict.fromkeys(timed):
+            case = drawn(op, dtype)
+            yield from (case.changed(a=a, b=b) for a, b in LAYOUTS[1:3])
+
+
+def _layouts(taken: Sequence[Case], rng: random.Random) -> list[tuple[str, str]]:
+    """Return the layouts of both operands among those that the GEMM took, in the order of the shapes."""
+    found = [(a, b) for a, b in LAYOUTS if a in {"row", *(x.a for x in taken)} and b in {"row", *(x.b for x in taken)}]
+    return found[:2] + rng.sample(found, len(found))
+
+
+def _case(subject: Subject, op: str, dtype: str) -> Case:
+    """Return a case of one element."""
+    return Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1, bias=(*subject.traits.bias, "n")[0])
 
 
 def _drawn(trial: Trial, subject: Subject, case: Case, macs: int, *, square: bool = False) -> Case:
-    """Return the case with sizes of at most about ``macs`` multiplications. A ``square`` result is one of a Gram matrix too."""
+    """Return the case with sizes of at most about ``macs`` multiplications. ``square`` ones may be special in more ways."""
     traits, rng = subject.traits, trial.rng
     side = min(SMALL_SIDE, macs ** (1 / 3)) if macs <= SMALL_MACS else macs ** (1 / 3)
     sides = [max(least, round(side * rng.uniform(NARROWEST, WIDEST)), 1) for least in traits.least]
     while math.prod(sides) > macs:
         sides[rng.randrange(3)] //= 2
-    return legal(case.changed(m=sides[0], n=sides[0 if square else 1], k=sides[2]), subject)
+    return legal(case.changed(m=sides[0], n=sides[0 if square else 1], k=sides[0 if square else 2]), subject)
 
 
 def legal(case: Case, subject: Subject) -> Case:

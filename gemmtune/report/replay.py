@@ -13,7 +13,6 @@ from ..choice import Choice, Status
 from ..device import DeviceInfo, preset
 from ..effort import EFFORT
 from ..errors import UnavailableError
-from ..selector.axes import origins, search_axes
 from ..selector.candidates import Candidates, outcome_of
 from ..selector.offers import offers_for, untried_variants
 from ..selector.pick import right
@@ -164,8 +163,6 @@ def _trace(known: Known, settings: Settings, order: Order, number: int) -> Trace
         run.examine(sorted(listed, key=lambda choice: not choice.baseline))
     for _ in range(EFFORT[settings.search].variant_rounds):
         run.examine(untried_variants(run.candidates.choices, run.outcomes, settings))
-    for origin in origins(run.candidates, run.outcomes):
-        search_axes(origin, run.candidates, run.outcomes, run.try_one, lambda _: None)
     return Trace(regrets=tuple(run.regrets), unknown=run.unknown)
 
 
@@ -187,11 +184,6 @@ class _Run:
         )
         for choice in choices:
             self._look_up(choice)
-
-    def try_one(self, choice: Choice, _: Choice) -> Outcome:
-        """Do one step of a search along axes."""
-        self.examine([choice])
-        return self.outcomes[choice.content_hash]
 
     def _look_up(self, choice: Choice) -> None:
         row = self._rows.get(choice.name)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..choice import Status
-from ..selector.result import DISTURBED, HOST_US, MARGIN_US, MOVED, PLACE, SETTLED
+from ..selector.result import DISTURBED, HOST_US, MARGIN_US, PLACE, SETTLED
 from ..store.row import Row
 from .names import machine_text, problem_text
 
@@ -20,7 +20,7 @@ INVALIDITY: Mapping[Status, str] = {
     Status.DISHONEST: "correctness",
 }
 """Words of T4 for each status. All other failures are ``runtime``."""
-_FACTS = frozenset({DISTURBED, HOST_US, MARGIN_US, MOVED, PLACE, SETTLED})
+_FACTS = frozenset({DISTURBED, HOST_US, MARGIN_US, PLACE, SETTLED})
 """Keys of ``info`` that describe a measurement. A configuration has none of them, so that it is the same in every file."""
 
 

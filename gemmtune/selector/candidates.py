@@ -17,7 +17,7 @@ from ..problem import Problem
 from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
 from ..store.store import Row, Store
-from .offers import enabled_backends, interleaved, known_variants, moved_choices, named_choice, offers_for, widest_offers_for
+from .offers import enabled_backends, interleaved, known_variants, named_choice, offers_for, widest_offers_for
 from .pick import pick
 from .result import ALONE, DISTURBED, SETTLED, Outcome
 from .trials import Trials, trials_for
@@ -116,14 +116,12 @@ class Candidates:
         rows = {} if self.settings.tune == "force" else store.rows(self.problem.key, self.fingerprint)
         rows = without_accidents({digest: row for digest, row in rows.items() if not _retried(row, retry)})
         choices = dict(self.choices)
-        # Find the choice of each row: among offers, their variants and moves along axes, then in the widest search.
+        # Find the choice of each row: among offers and their variants, then in the widest search.
         choices |= known_variants(self.offers.choices, rows.keys() - choices, self.settings)
-        choices |= moved_choices(choices, rows, self.device, self.settings)
         if rows.keys() - choices and not self.closed:
             wider = widest_offers_for(self.problem, self.device, self.settings).choices
             choices |= {c.content_hash: c for c in wider if c.content_hash in rows}
             choices |= known_variants(wider, rows.keys() - choices, self.settings)
-            choices |= moved_choices(choices, rows, self.device, self.settings)
         # Convert the rows to outcomes with current names.
         known = {
             digest: dataclasses.replace(outcome_of(row), name=choices[digest].name)
@@ -195,7 +193,7 @@ def candidates_for(problem: Problem, device: DeviceInfo, settings: Settings, *, 
 def choice_of(
     content_hash: str, backend: str, problem: Problem, device: DeviceInfo, settings: Settings, store: Store, *, name: str = ""
 ) -> Choice | None:
-    """Return the choice with that hash: an offer of its backend, a variant of one, or a point that an earlier search reached.
+    """Return the choice with that hash: an offer of its backend, or a variant of one.
 
     A ``name`` that states the whole config spares the enumeration, which takes a tenth of a second. Else only this backend
     enumerates. With a name the choice may also be of an exhaustive search. None: the settings exclude the choice.

@@ -1,20 +1,15 @@
 """Compilation, verification and timing of the choices of one problem that have no outcome yet."""
 
 import dataclasses
-import errno
 import functools
-import logging
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 
 from ..choice import Choice, Status
 from ..effort import EFFORT
 from ..timing.neighbours import drifts_too_far, wait_until_quiet
-from ..timing.rounds import BUSY_MARK
-from ..workers.worker import GARBLED
-from .axes import origins, search_axes
+from .accidents import done_by_machine
 from .candidates import Candidates
 from .finals import Measuring, play_finals
 from .machine_limits import MachineLimits
@@ -23,10 +18,8 @@ from .pick import right, shortlist
 from .precompile import Compilation, precompile
 from .progress import Progress
 from .remote import AnySession, open_session
-from .result import AGAIN, ALONE, DISTURBED, HOST_US, MARGIN_US, MOVED, PLACE, SETTLED, Outcome
-from .samples import NO_MEMORY, Sample
-
-log = logging.getLogger("gemmtune")
+from .result import ALONE, DISTURBED, HOST_US, MARGIN_US, PLACE, SETTLED, Outcome
+from .samples import Sample
 
 WAVES = 2
 """Rounds of offers: those tried first, then the others unless the first suffice."""
@@ -62,8 +55,8 @@ def measure(
             x.drift = drift_since(session, candidates, outcomes)
         # Compilers on the CPU do not change kernel times on a GPU, but they do change the time of a whole call.
         unaffected_by_compilers = candidates.device.type != "cpu" and settings.timing != "eager"
-        # Offers first: those that need no compilation, then the compiled ones, then those that wait for the favoured. Then choices
-        # near the fastest: launch variants, and points along their axes. If one of them is refused, choices near the next best one.
+        # Offers first: those that need no compilation, then the compiled ones, then those that wait for the favoured. Then launch
+        # variants of the fastest. If one of them is refused, variants of the next best one.
         refused = True
         while refused:
             for _ in range(WAVES):
@@ -72,7 +65,6 @@ def measure(
                 todo = x.candidates.untried(outcomes)
             for _ in range(effort.variant_rounds):
                 examine(untried_variants(x.candidates.choices, outcomes, settings))
-            search_all_axes(x)
             refused = rank(x, effort.entrants)
             todo = x.candidates.untried(outcomes)
             refused |= bool(todo) and candidates.deadline == math.inf
@@ -113,26 +105,6 @@ def examine_all(x: Measuring, choices: Sequence[Choice]) -> None:
         undrifted = dataclasses.replace(sample, time_us=sample.time_us / x.drift if sample.time_us else None)
         x.outcomes[choice.content_hash] = outcome(choice, x.candidates, undrifted)
     x.progress.stage("verify and measure", len(choices), len(choices))
-
-
-def search_all_axes(x: Measuring) -> None:
-    """Search along the axes of the fastest choices that have axes. The candidates then include the reached choices."""
-    candidates, outcomes, tried = x.candidates, x.outcomes, dict(x.candidates.choices)
-
-    def try_one(choice: Choice, origin: Choice) -> Outcome:
-        tried[choice.content_hash] = choice
-        examine_all(x, [choice])
-        known = outcomes[choice.content_hash]
-        way = {"from": origin.content_hash, **choice.parameters}
-        outcomes[choice.content_hash] = known = dataclasses.replace(known, info=known.info | {MOVED: way})
-        return known
-
-    def ready(choices: Sequence[Choice]) -> None:
-        precompile(choices, candidates.settings, functools.partial(x.progress.stage, "compile"), candidates.deadline)
-
-    x.candidates = dataclasses.replace(candidates, choices=tried)
-    for origin in origins(candidates, outcomes) if any(not o.settled for o in outcomes.values()) else ():
-        search_axes(origin, candidates, outcomes, try_one, ready)
 
 
 def drift_since(session: AnySession, candidates: Candidates, outcomes: Mapping[str, Outcome]) -> float:
@@ -206,30 +178,10 @@ def play_final_rounds(x: Measuring, fresh: Sequence[Outcome], incumbents: Sequen
     x.progress.stage("final rounds", count, count)
     # Mark the new outcomes if other work disturbed them.
     if finals.why:
-        log.warning("%s was measured %s (%s): %s", candidates.problem, BUSY_MARK, finals.why, AGAIN)
         for digest, o in outcomes.items():
             if o.status is Status.OK and not o.from_store:
                 outcomes[digest] = dataclasses.replace(o, info=o.info | {DISTURBED: finals.why})
     return finals.refused
-
-
-KILLED = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
-"""Signals that other processes send, such as an OOM killer. A choice that crashes dies by another one."""
-
-
-def done_by_machine(sample: Sample) -> str:
-    """Return what the machine, and no property of the choice, did to keep a choice from running; empty otherwise."""
-    if sample.status is Status.COMPILE_ERROR and os.strerror(errno.ENOSPC) in sample.reason:
-        return "the disk was full"
-    if sample.status is Status.OUT_OF_RESOURCES and any(words in sample.reason for words in NO_MEMORY):
-        return "memory was short"
-    if sample.status is Status.TOO_FAST and BUSY_MARK in sample.reason:
-        return f"the limits were measured {BUSY_MARK}"
-    if sample.status is Status.CRASHED and any(f"died by {name}" in sample.reason for name in KILLED):
-        return "the process was killed"
-    if sample.status is Status.CRASHED and GARBLED in sample.reason:
-        return "its answer was garbled"
-    return "it ran out of time" if sample.status is Status.TIMED_OUT else ""
 
 
 def outcome(choice: Choice, candidates: Candidates, sample: Sample) -> Outcome:

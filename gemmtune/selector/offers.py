@@ -15,9 +15,8 @@ from ..numerics.block_sparse import dense_problem
 from ..numerics.routed import grouped_problem
 from ..problem import Problem
 from ..settings import Settings, use
-from ..store.store import Row
 from .pick import right
-from .result import MOVED, Outcome
+from .result import Outcome
 
 
 def enabled_backends(device: DeviceInfo, settings: Settings) -> tuple[str, ...]:
@@ -99,32 +98,6 @@ def known_variants(choices: Iterable[Choice], wanted: Collection[str], settings:
         found |= fresh
     passed = filtered(Offers(choices=tuple(found.values())), uncapped(settings), templates=TEMPLATES).choices
     return {choice.content_hash: choice for choice in passed}
-
-
-def moved_choices(
-    choices: Mapping[str, Choice], rows: Mapping[str, Row], device: DeviceInfo, settings: Settings
-) -> dict[str, Choice]:
-    """Return choices in the store's rows that an earlier search reached along the axes of one of ``choices``; by content hash."""
-    found: dict[str, Choice] = {}
-    ways = {digest: row.info[MOVED] for digest, row in rows.items() if digest not in choices and _is_way(row.info.get(MOVED))}
-    count = -1
-    while count < len(found):  # a later search may start where an earlier one ended
-        count = len(found)
-        for digest, way in ways.items():
-            origin = choices.get(way["from"]) or found.get(way["from"])
-            if origin is not None and digest not in found and origin.axes.keys() <= way.keys():
-                made = origin.moved({name: way[name] for name in origin.axes}, device)
-                if isinstance(made, Choice) and made.content_hash == digest:
-                    found[digest] = made
-    passed = filtered(Offers(choices=tuple(found.values())), uncapped(settings), templates=TEMPLATES).choices
-    return {choice.content_hash: choice for choice in passed}
-
-
-def _is_way(value: object) -> bool:
-    """Return True for an origin and whole numbers of its axes. A store of others may hold anything, and sources print them."""
-    return (
-        isinstance(value, dict) and isinstance(value.get("from"), str) and all(type(value[x]) is int for x in value if x != "from")
-    )
 
 
 def interleaved(choices: Sequence[Choice]) -> list[Choice]:

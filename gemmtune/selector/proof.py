@@ -12,7 +12,7 @@ from ..device import DeviceInfo
 from ..problem.layout import ALIGNED_BYTES
 from ..problem.rows import RowClass
 from ..settings import Settings
-from .measure import done_by_machine
+from .accidents import done_by_machine
 from .precompile import precompile
 from .remote import open_session
 from .segments import Segment

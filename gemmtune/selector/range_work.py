@@ -15,6 +15,7 @@ from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Store
+from .accidents import accident
 from .candidates import Candidates, candidates_for, choice_of
 from .finals import refused_after
 from .machine_limits import MachineLimits
@@ -103,8 +104,9 @@ class Work:
 
     @property
     def disturbed(self) -> str:
-        """The disturbance of the measurements at tuned Ms; empty if none was seen."""
-        return next((result.disturbed for result in self.results.values() if result.disturbed), "")
+        """The disturbance of the measurements at tuned Ms, or what the machine left out a choice for; empty if none was seen."""
+        seen = (*(result.disturbed for result in self.results.values()), *map(accident, self.wrong.values()))
+        return next(filter(None, seen), "")
 
     @property
     def baseline(self) -> str:

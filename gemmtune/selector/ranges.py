@@ -19,6 +19,7 @@ from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.store import Ranged, Store
 from ..timing.memory import require_memory_to_tune
+from ..timing.rounds import BUSY_MARK
 from ..workers.locks import tuning_lock
 from .candidates import Candidates, Retry
 from .crossover import complete, sampled_rows, spread
@@ -32,7 +33,7 @@ from .proof import failures_of, rows_to_check, tile_rows
 from .range_result import RangeResult
 from .range_work import SEED, Source, Work, measured, ready_ahead, uncompiled, with_kernels
 from .remote import prepare_measuring
-from .result import ProblemResult, remedy_for
+from .result import AGAIN, ProblemResult, remedy_for
 from .segments import INVARIANT, TABLE, Segment, Table, merged
 from .select import select
 from .siblings import Siblings
@@ -221,7 +222,7 @@ def _tune(work: Work, store: Store, sampled: Sequence[int], *, limits: bool, ret
             work.limits.ensure(work.rows_class.problem, work.progress)
         for m, each in candidates.items():
             work.progress.begin(each.problem, len(sampled))
-            found, result = select(each, store, work.progress, compilation, retry=retry, limits=work.limits)
+            found, result = select(each, store, work.progress, compilation, retry=retry, limits=work.limits, of_table=True)
             work.progress.end(result)
             work.results[m] = result
             work.sampled.append(m)
@@ -229,8 +230,17 @@ def _tune(work: Work, store: Store, sampled: Sequence[int], *, limits: bool, ret
                 left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes]
                 raise NoValidChoicesError(str(result.problem), left_out, remedy_for(result.outcomes, work.settings))
             _take(work, m, found, result)
+    _warn_if_busy(work)
     if work.siblings is not None:
         work.siblings.learn(work.results.values())
+
+
+def _warn_if_busy(work: Work) -> None:
+    """Warn once of all tuned Ms that were measured on a busy machine."""
+    seen = {m: result.disturbed_now for m, result in work.results.items() if result.disturbed_now}
+    if seen:
+        busy = f"{len(seen)} of {len(work.results)} tuned Ms ({', '.join(map(str, seen))}) were measured {BUSY_MARK}"
+        log.warning("%s: %s (%s): %s", work.rows_class, busy, next(iter(seen.values())), AGAIN)
 
 
 def _take(work: Work, m: int, candidates: Candidates, result: ProblemResult) -> None:

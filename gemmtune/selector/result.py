@@ -22,9 +22,6 @@ HOST_US = "host_us"
 """Key for gemmtune's own host time in ``time_us``, if that is the time of a whole call."""
 MARGIN_US = "margin_us"
 """Key for half the 95% interval of ``time_us`` in the final rounds."""
-MOVED = "moved"
-"""Key for the origin of a choice that no backend offers: ``from`` is the content hash of an offered choice, followed by the
-parameters that replace its own."""
 PLACE = "place"
 """Key for a choice's position among the offers, which breaks ties."""
 SETTLED = "settled"
@@ -135,6 +132,12 @@ class ProblemResult:
     def disturbed(self) -> str:
         """The disturbance of the pick's measurement, or of torch's, by other work on the machine; empty if none was seen."""
         return next((o.disturbed for o in (self.picked, self.baseline) if o and o.disturbed), "")
+
+    @property
+    def disturbed_now(self) -> str:
+        """The disturbance of what this tuning measured; empty if none was seen."""
+        now = (o for o in self.outcomes if o.status is Status.OK and not o.from_store)
+        return next((o.disturbed for o in now if o.disturbed), "")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values: problem, pick, speedup_over_torch, and all choices, the refused ones included."""

@@ -1,6 +1,7 @@
 """Selection for one problem: enumerate, precompile, verify, measure, pick, store."""
 
 import dataclasses
+import logging
 import time
 from typing import Literal
 
@@ -8,6 +9,7 @@ from ..choice import Status
 from ..interrupts import finishing
 from ..store.store import Store
 from ..timing.memory import require_memory_to_tune
+from ..timing.rounds import BUSY_MARK
 from ..workers.locks import tuning_lock
 from .candidates import Candidates, Retry, opened, row_of
 from .log import append_log
@@ -16,7 +18,9 @@ from .measure import measure
 from .pick import right
 from .precompile import Compilation
 from .progress import Progress
-from .result import ProblemResult
+from .result import AGAIN, ProblemResult
+
+log = logging.getLogger("gemmtune")
 
 
 def select(
@@ -27,11 +31,13 @@ def select(
     *,
     retry: Retry = "needed",
     limits: MachineLimits | None = None,
+    of_table: bool = False,
 ) -> tuple[Candidates, ProblemResult]:
     """Return the candidates with every choice that has an outcome, and all findings. Measure only what the store does not know.
 
     ``retry`` says what is measured again of a busy machine. If another process tunes the same problem, wait and take its answer,
-    even one from a busy machine. An interrupted tuning keeps its measurements. ``limits`` are those of a longer tuning.
+    even one from a busy machine. An interrupted tuning keeps its measurements. ``limits`` are those of a longer tuning. The
+    caller warns of a busy machine if this is one M ``of_table``.
 
     Raises ShortMemoryError if the operands do not fit into the free memory.
     """
@@ -61,6 +67,8 @@ def select(
                 store.put([row_of(o, problem, candidates.fingerprint) for o in fresh])
         candidates = dataclasses.replace(tried, known=outcomes)
     result = _result(candidates, limits, begun, "measured")
+    if result.disturbed_now and not of_table:
+        log.warning("%s was measured %s (%s): %s", problem, BUSY_MARK, result.disturbed_now, AGAIN)
     if settings.log_file:
         append_log(settings.log_file, result)
     return candidates, result

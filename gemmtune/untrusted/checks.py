@@ -44,7 +44,7 @@ OF_ROUNDING = 1.5
 OF_SIGNS = 8.0
 """Multiple of the mean error, times the root of the columns, that a row added up with random signs may have."""
 MIXED = 2.0**-24
-"""Least sum of magnitudes, relative to that of the largest numbers. Strassen's sums in a wider type have errors where it is less."""
+"""Least sum of magnitudes, relative to that of the largest numbers. Strassen's wider sums have errors where it is less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Checker:
         self._probes = Probes(problem, device, seed=seed)
         self._extra = self._probes.extra()
         self._judge = Judge(problem, claims, self._extra)
-        self._random = random.Random(seed)
+        self._random, self._specials = random.Random(seed), list[str]()
         self._generator = torch.Generator(device=device).manual_seed(seed)
 
     def fresh(self) -> Operands:
@@ -72,7 +72,7 @@ class Checker:
         operands, problem = self._probes.random(), self.problem
         plain = not (problem.scales or problem.encoding or problem.widens_b or problem.sparsity is not None)
         if plain and not any(overlapping(Layout.of(x)) for x in (operands.a, operands.b)):
-            structure(operands.a, operands.b, self._random)
+            structure(operands.a, operands.b, self._random, self._specials)
         return self.given(operands)
 
     def given(self, operands: Operands) -> Operands:

@@ -20,7 +20,8 @@ class Run:
     hidden: list[bool] = field(default_factory=list)
     last: bytes = b""
     wrong: list[tuple[int, Trouble, bool]] = field(default_factory=list)
-    seen: dict[bytes, int] = field(default_factory=dict)
+    right: dict[bytes, int] = field(default_factory=dict)
+    """Number of the operands by the hash of their right result. A GEMM that leaves some numbers out repeats wrong ones only."""
     profiled: frozenset[int] = frozenset()
     """Numbers of the calls after which another one is profiled."""
     ran: list[frozenset[str]] = field(default_factory=list)

@@ -44,7 +44,7 @@ class Shape:
     hidden: tuple[bool, ...] = ()
     """True for each call that took far longer by the clock outside of its process than by events of a GPU inside of it."""
     wrong: tuple[tuple[int, Trouble, bool], ...] = ()
-    """Number of each wrong call, its error, and True if it gave the bits of an earlier call."""
+    """Number of each wrong call, its error, and True if it gave the result that was right for earlier operands."""
     refused: str = ""
     ran: tuple[frozenset[str], ...] = ()
     """Names of torch's operations and of a GPU's kernels in each profiled call."""
@@ -94,11 +94,9 @@ def _is_from_memory(repeats: Sequence[tuple[float, float]]) -> bool:
 def note_calls(candidate: Candidate, shapes: Sequence[Shape]) -> None:
     """Note the conduct that the calls of all shapes show."""
     calls, wrong = sum(shape.calls for shape in shapes), [(shape, *found) for shape in shapes for found in shape.wrong]
-    exact = [found for found in wrong if not found[2].rough]
-    stale = [found for found in exact if found[3]]
-    if 20 * len(stale) <= len(exact):  # what leaves out some operands gives earlier bits where only these change
-        stale = []
-    for kind, found in ((Conduct.STALE, stale), (Conduct.ROUGH, [x for x in wrong if x[2].rough])):
+    stale, rough = ([x for x in wrong if x[3]], [x for x in wrong if x[2].rough and not x[3]])
+    exact = [x for x in wrong if not x[2].rough]
+    for kind, found in ((Conduct.STALE, stale), (Conduct.ROUGH, rough)):
         if found:
             shape, number, trouble, _ = found[0]
             candidate.note(kind, f"call {number} of {shape.problem}: {trouble.text}")

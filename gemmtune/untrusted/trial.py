@@ -167,9 +167,9 @@ class Trial:
         trouble = run.checker.trouble(result, operands, expectation)
         bits = digest(result)
         if trouble is not None:
-            stale = run.seen.get(bits, run.current) < run.current and not is_constant(result)
-            run.wrong.append((number, trouble, stale))
-        run.seen.setdefault(bits, run.current)
+            run.wrong.append((number, trouble, run.right.get(bits, run.current) < run.current and not is_constant(result)))
+        if trouble is None or trouble.rough:
+            run.right.setdefault(bits, run.current)
         run.last = bits
         return own_s
 

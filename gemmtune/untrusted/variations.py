@@ -19,8 +19,10 @@ of a are large, as in activations. padded: the end of K is 0 in a. repeated: row
 """
 FAR, NEAR = 40, -5
 """Powers of two: one that numbers of 16 bits, and sums of such parts, do not hold, and one of the size of a layer's weights."""
-SPECIAL, LEAST_SPECIAL = 0.1, 8
+SPECIAL, LEAST_SPECIAL = 0.3, 8
 """Share of these in which a or b is special at its edges, as a look at samples shows, and the least side of such a matrix."""
+SPECIALS = ("zero a", "zero b", "one a", "one b", "identity a", "identity b", "transpose", "transpose", "batch")
+"""Kinds of special matrices: zero, constant, an identity, b the transpose of a, or a batch of equal matrices. A block differs."""
 CANCELLED = 0.8
 """Share of the columns in which a half of K takes away what the other half adds."""
 OUTLIERS, LARGE = 4, 2.0**6
@@ -50,31 +52,42 @@ def cancelling(operands: Operands, rng: random.Random) -> Operands:
     return operands
 
 
-def special(a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> None:
-    """Make a or b zero, constant or an identity, or b the transpose of a, but for a block inside of it."""
-    kind = rng.choice(("zero", "one", "identity", *["transpose"] * (3 * (a.shape == b.mT.shape))))
-    x = b if kind == "transpose" else rng.choice((a, b))
-    rows, columns = x.shape[-2:]
-    if min(rows, columns) < LEAST_SPECIAL:
+def special(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> None:
+    """Make a, b or both special, but for a block inside of each, if their sizes allow it."""
+    name, _, which = kind.partition(" ")
+    if (name == "transpose" and a.shape != b.mT.shape) or (name == "batch" and a.dim() < 3):
         return
-    top, left = rng.randint(1, rows // 2), rng.randint(1, columns // 2)
-    inside = (..., slice(top, top + rows // 4), slice(left, left + columns // 4))
-    kept = x[inside].clone()
-    if kind == "transpose":
-        x.copy_(a.mT)
-    elif kind == "identity":
-        x.copy_(torch.eye(rows, columns, device=x.device))
-    else:
-        x.fill_(float(kind == "one"))
-    x[inside] = kept
+    for x in {"a": (a,), "b": (b,), "": (a, b) if name == "batch" else (b,)}[which]:
+        rows, columns = x.shape[-2:]
+        if min(rows, columns) < LEAST_SPECIAL:
+            continue
+        top, left = rng.randint(1, rows // 2), rng.randint(1, columns // 2)
+        if name == "identity":  # the diagonal is whole
+            top, left = rng.randint(1, rows // 4), rng.randint(columns // 2, columns * 3 // 4 - 1)
+        inside = (..., slice(top, top + rows // 4), slice(left, left + columns // 4))
+        kept = x[inside].clone()
+        match name:
+            case "transpose":
+                x.copy_(a.mT)
+            case "identity":
+                x.copy_(torch.eye(rows, columns, device=x.device))
+            case "batch":
+                x[1:] = x[:1].clone()
+            case _:
+                x.fill_(float(name == "one"))
+        x[inside] = kept
 
 
-def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> None:
-    """Give random floats one kind of structure, or none. a is (…, M, K), b is (…, K, N)."""
+def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random, specials: list[str]) -> None:
+    """Give random floats one kind of structure, or none. a is (…, M, K), b is (…, K, N).
+
+    ``specials`` are the kinds of special matrices that have not come yet. Each comes before one comes again.
+    """
     if not (a.dtype.is_floating_point and a.dtype.itemsize >= 2 and a.numel() and b.numel()) or rng.random() < PLAIN:
         return
     if rng.random() < SPECIAL:
-        special(a, b, rng)
+        specials[:] = specials or rng.sample(SPECIALS, len(SPECIALS))
+        special(specials.pop(), a, b, rng)
     else:
         impose(rng.choice(STRUCTURES), a, b, rng)
 

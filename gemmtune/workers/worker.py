@@ -38,6 +38,8 @@ ENDING_S = 10.0
 """Time limit for the end of a killed process. The system may keep it longer, in a driver for example."""
 DIED = "died by "
 """Words before the signal that ended a process."""
+NO_ANSWER = "no answer within"
+"""Words in the reason of every WorkerTimedOut."""
 GARBLED = "garbled its answer"
 """Words in the reason of a WorkerCrashed whose answer is none."""
 TAIL_BYTES = 4000
@@ -168,7 +170,7 @@ class Worker:
                 answer = _parts(self._pipe.receive(limit_s + begun - time.monotonic()))
             except TimeoutError as error:
                 self.close()
-                raise WorkerTimedOut(f"no answer within {limit_s:g} s") from error
+                raise WorkerTimedOut(f"{NO_ANSWER} {limit_s:g} s") from error
             except GarbledError as error:
                 self.close()
                 raise (WorkerCrashed if self._started else NoWorkerError)(

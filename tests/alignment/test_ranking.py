@@ -1,10 +1,11 @@
-"""Choices that performance models rank first. ``PYTHONPATH=tests python tests/alignment/test_ranking.py`` writes ranking.json.
+"""Choices that models rank first, and refusals. ``PYTHONPATH=tests python tests/alignment/test_ranking.py`` writes ranking.json.
 
-The constants of the models are fitted to measurements, so a change of the order is a decision.
+The constants of the models are fitted to measurements, so a change of the order is a decision. Users read the refusals.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from gemmtune.settings import Settings
 FILE = Path(__file__).with_name("ranking.json")
 MOST = 16
 """Names of each backend in the file."""
+BACKENDS = ("triton", "cuda", "cpp", "ck", pytest.param("cutlass", marks=needs("cutlass")))
 FP16, FP32 = torch.float16, torch.float32
 PROBLEMS: dict[str, tuple[tuple[str, ...], Problem]] = {
     "mm square": (("sm80", "sm90", "gfx942"), Problem.mm(4096, 4096, 4096, device_type="cuda")),
@@ -31,10 +33,15 @@ PROBLEMS: dict[str, tuple[tuple[str, ...], Problem]] = {
     "mm odd": (("sm86", "sm90"), Problem.mm(301, 513, 1003, device_type="cuda")),
     "mm float32": (("sm80", "sm90"), Problem.mm(2048, 1024, 4096, dtype=FP32, layout="nn", device_type="cuda")),
     "mm float32 on a CPU": (("avx2", "avx512", "portable"), Problem.mm(256, 512, 768, dtype=FP32, device_type="cpu")),
+    "mm float32 odd": (("sm90",), Problem.mm(70, 1001, 1003, dtype=FP32, layout="nn", device_type="cuda")),
     "bmm": (("sm90",), Problem.bmm(32, 128, 1024, 128, device_type="cuda")),
     "mm_plus_mm": (("sm90",), Problem.mm_plus_mm(1024, 2048, 512, 1024, device_type="cuda")),
     "int_mm": (("sm80", "sm90"), Problem.int_mm(512, 4096, 4096, device_type="cuda")),
     "scaled_mm": (("sm90",), Problem.scaled_mm(256, 4096, 4096, device_type="cuda")),
+    "scaled_mm of fnuz": (
+        ("gfx942",),
+        Problem.scaled_mm(512, 4096, 4096, dtype=torch.float8_e4m3fnuz, dtype_b=torch.float8_e4m3fnuz, device_type="cuda"),
+    ),
     "scaled_mm by blocks": (("sm90",), Problem.scaled_mm(64, 7168, 4096, scales="block_128x128", device_type="cuda")),
     "mixed_mm one row": (("sm90",), Problem.mixed_mm(1, 4096, 4096, scales="column", prepacked=True, device_type="cuda")),
     "grouped_mm": (("sm90",), Problem.grouped_mm(1024, 2048, 1024, groups=8, device_type="cuda")),
@@ -56,28 +63,32 @@ PROBLEMS: dict[str, tuple[tuple[str, ...], Problem]] = {
 
 
 def described(choice: Choice, device: DeviceInfo) -> str:
-    """Return the choice's name, with the modelled time of a CUDA kernel."""
+    """Return the choice's name, with the modelled time of a CUDA kernel, its grid, and a digest of all that its launch gets."""
     if not isinstance(choice, CudaChoice):
         return choice.name
-    return f"{choice.name} {choice.family.estimate_us(choice.problem, device, choice.config):.4g} us"
+    family, problem, config = choice.family, choice.problem, choice.config
+    record = family.record(problem, config)
+    digest = hashlib.sha256(repr((record, family.claims(problem, config))).encode()).hexdigest()[:8]
+    return f"{choice.name} {family.estimate_us(problem, device, config):.4g} us, grid {record.grid} {digest}"
 
 
 def ranked(backend: str) -> dict[str, list[str]]:
-    """Return the first names that a backend offers, by device and problem."""
-    return {
-        f"{arch} {name}": [
-            described(c, preset(arch)) for c in load(backend).enumerate(problem, preset(arch), Settings()).choices[:MOST]
-        ]
-        for name, (archs, problem) in PROBLEMS.items()
-        for arch in archs
-    }
+    """Return the first names that a backend offers and its refusals, by device and problem. Leave out where it offers nothing."""
+    found = {}
+    for name, (archs, problem) in PROBLEMS.items():
+        for device in map(preset, archs):
+            offers = load(backend).enumerate(problem, device, Settings())
+            texts = [described(choice, device) for choice in offers.choices[:MOST]]
+            if texts:
+                found[f"{device.arch} {name}"] = texts + [f"{x.count} {x.name}: {x.reason}" for x in offers.refusals]
+    return found
 
 
-@pytest.mark.parametrize("backend", ["triton", "cuda", "cpp", pytest.param("cutlass", marks=needs("cutlass"))])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_models_rank_choices_as_before(backend: str) -> None:
-    assert {name: found for name, found in ranked(backend).items() if found} == json.loads(FILE.read_text())[backend]
+    assert ranked(backend) == json.loads(FILE.read_text())[backend]
 
 
 if __name__ == "__main__":
-    names = {x: {name: found for name, found in ranked(x).items() if found} for x in ("triton", "cuda", "cpp", "cutlass")}
+    names = {name: ranked(name) for name in ("triton", "cuda", "cpp", "ck", "cutlass")}
     FILE.write_text(json.dumps(names, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """A program that runs SGLang's engine with tables planted before, and prints as JSON what it did.
 
-python sglang_engine.py FOLDER
+python sglang_engine.py FOLDER [experts]
 
 SGLang starts its scheduler as another process, which imports this file too. There a hook of ours writes the kernels that ran into
 the file that the variable SGLANG_RAN names.
@@ -42,13 +42,16 @@ if __name__ != "__main__":
     tunings = count_tunings()
 
 
-def main(folder: str) -> None:
+def main(folder: str, method: str = "") -> None:
     """Generate six greedy tokens for prompts of twelve lengths."""
     from sglang.srt.entrypoints.engine import Engine
 
-    model, backend = vllm_models.write_model(Path(folder)), "cpp:" if DEVICE == "cpu" else "triton:"
+    model, backend = vllm_models.write_model(Path(folder), method), "cpp:" if DEVICE == "cpu" else "triton:"
     for n, k in vllm_models.WEIGHTS:
         put_table(Problem.mm(16, n, k, device_type=DEVICE), [(1, ROWS, backend)])
+    for n, k in vllm_models.EXPERT_WEIGHTS if method == "experts" else ():
+        groups, rows = vllm_models.EXPERTS, ROWS * vllm_models.OF_TOKEN
+        put_table(Problem.grouped_mm(16, n, k, groups=groups, device_type=DEVICE), [(1, rows, backend)])
     engine = Engine(
         model_path=str(model), skip_tokenizer_init=True, device=DEVICE, dtype="bfloat16", random_seed=0,
         attention_backend="torch_native", sampling_backend="pytorch", disable_cuda_graph=DEVICE == "cpu", max_total_tokens=1024,
@@ -63,4 +66,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

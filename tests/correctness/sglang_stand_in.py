@@ -8,8 +8,9 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from vllm_stand_in import Packed
 from gemmtune import settings
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.integration.serving.tables import log_once
-from gemmtune.integration.sglang.points import DENSE, MIXED, PRODUCTS, SCALED
+from gemmtune.integration.sglang.points import COMBINED, DENSE, EXPERTS, MIXED, PRODUCTS, SCALED
 from gemmtune.integration.sglang.scaled import SERVED
 
 Tensor = torch.Tensor
@@ -82,6 +83,64 @@ def linear_method(name: str, run: Callable[[Any, Any, Tensor], Tensor]) -> type:
     return type(name, (), {"apply": apply, "process_weights_after_loading": process_weights_after_loading})
 
 
+class Standard(Enum):
+    """A format of records, or a backend of experts."""
+
+    STANDARD = "standard"
+    OTHER = "other"
+
+    def is_triton(self) -> bool:
+        return self is Standard.STANDARD
+
+
+class TopK(NamedTuple):
+    topk_weights: Tensor
+    topk_ids: Tensor
+    router_logits: Tensor | None = None
+    format: Any = Standard.STANDARD
+
+
+@dataclass
+class Dispatched:
+    """Rows of tokens and their experts, as SGLang gives them to a method of experts."""
+
+    hidden_states: Tensor
+    topk_output: TopK
+    hidden_states_scale: Tensor | None = None
+    format: Any = Standard.STANDARD
+
+
+@dataclass
+class Combined:
+    hidden_states: Tensor
+
+
+class ExpertsMethod:
+    """A method of experts. What SGLang's own does, it notes on the layer."""
+
+    def __init__(self) -> None:
+        self.runner = types.SimpleNamespace(runner_backend=Standard.STANDARD)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        layer.processed_by_sglang = True
+
+    def apply(self, layer: Any, dispatch_output: Any) -> Combined:
+        layer.applied_by_sglang = True
+        return Combined(dispatch_output.hidden_states)
+
+
+def experts_layer(experts: int, hidden: int, inner: int, copies: int, **options: Any) -> nn.Module:
+    """Return a layer of experts in SGLang's parameters."""
+    layer = nn.Module()
+    layer.w13_weight = nn.Parameter(torch.randn(experts, 2 * inner, hidden) / hidden**0.5, requires_grad=False)
+    layer.w2_weight = nn.Parameter(torch.randn(experts, hidden, inner) / inner**0.5, requires_grad=False)
+    usual = {"activation": "silu", "is_gated": True, "no_combine": False, "apply_router_weight_on_input": False}
+    nones = dict.fromkeys(("routed_scaling_factor", "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit", "swiglu_limit"))
+    layer.moe_runner_config = types.SimpleNamespace(**usual, **nones, top_k=copies)
+    vars(layer.moe_runner_config).update(options)
+    return layer
+
+
 def product_of(original: list[str], name: str) -> Any:
     """Return SGLang's function for a scaled product, which adds its name to a list when it runs."""
 
@@ -120,6 +179,10 @@ class StandIn:
             module, name = target.rsplit(".", 1)
             run = self._dense if target == DENSE else self._scaled
             self.contents.setdefault(module, {})[name] = linear_method(name, run)
+        methods = {name: x for name, x in vars(ExpertsMethod).items() if callable(x)}
+        for target, point in ((EXPERTS, type("UnquantizedFusedMoEMethod", (), methods)), (COMBINED, Combined)):
+            module, name = target.rsplit(".", 1)
+            self.contents.setdefault(module, {})[name] = point
         for target in PRODUCTS:
             module, name = target.rsplit(".", 1)
             self.contents.setdefault(module, {})[name] = product_of(self.products, name)

@@ -70,6 +70,7 @@ class TestProblems:
         }  # fmt: skip
         assert {p.scale_block("scale_b")[0] for p in weights if p.scale_b} >= {32, 64, 128, 4096}
         assert {len(p.scales) for p in weights} == {0, 1, 2}
+        assert {p.m for p in weights if p.zero_b} == {16}
         assert {p.scale_block("scale_b") for p in problems if p.op == "scaled_mm"} >= {(128, 1), (128, 128)}
         pairs = {(p.a.dtype, p.b.dtype) for p in problems if p.op == "scaled_mm"}
         assert pairs >= set(itertools.product(FLOAT8_FNUZ, repeat=2))

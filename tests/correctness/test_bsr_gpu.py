@@ -273,12 +273,3 @@ def test_sampled_products_by_every_way(way: str, monkeypatch: pytest.MonkeyPatch
         got = gemmtune.sampled_addmm_bsr(inp, a, b, beta=2, alpha=0.5)
     exists = spread(mask_of(inp), Sparsity(block_n=32, block_k=64, density=0.5))
     assert close(got.to_dense(), 2 * inp.to_dense().double() + 0.5 * (a.double() @ b.double()) * exists)
-
-
-def test_a_search_goes_along_the_axes_and_its_pick_is_found_again() -> None:
-    problem = Problem.bsr_mm(64, 512, 512, block=64, device_type=CUDA, prepacked=True)
-    with settings.patch(backends=("aten", "triton"), choice_allowlist_regex="bsr", max_profiling_configs=4):
-        [first] = gemmtune.tune(problem, progress=False)
-        assert any("moved" in o.info for o in first.outcomes)
-        [again] = gemmtune.tune(problem, progress=False)
-    assert (again.source, again.pick) == ("store", first.pick)

@@ -54,6 +54,8 @@ A, B, ROW, RESULT = normal(6, 8), normal(8, 4), normal(4), normal(6, 4)
         (lambda a, b: (a @ b).clamp(min=-0.5), (A, B), ["clamp(acc, -0.5, inf)"]),
         (lambda a, b: F.leaky_relu(a @ b), (A, B), ["where(gt(acc, 0), acc, mul(acc, 0.01))"]),
         (lambda a, b: (a @ b).to(torch.float64), (A, B), ["acc.to(float64)"]),
+        (lambda a, b, c: a @ b * c, (A, B, torch.tensor(2.0)), ["mul(acc, x0)"]),
+        (lambda a, b, c: a @ b + c, (A, B, normal(4, 6).t()), ["add(acc, x0)"]),
         (lambda a, b, c: torch.addmm(c, a, b, beta=2).tanh(), (A, B, ROW), ["tanh(acc)"]),
         (lambda a, b, c: torch.baddbmm(c, a, b).neg(), (normal(3, 6, 8), normal(3, 8, 4), normal(3, 6, 4)), ["neg(acc)"]),
         (lambda a, b, c: F.silu(a @ b) * (a @ c), (A, B, normal(8, 4)), ["mul(div(acc, add(exp(neg(acc)), 1)), x0)", ""]),

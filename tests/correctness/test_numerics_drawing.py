@@ -204,6 +204,8 @@ def test_integers_whose_products_int32_can_add_up() -> None:
     for k in (2**17 - 1, 2**17, 2**19):
         most = most_factor(k, INT8)
         assert (most + 1) ** 2 * k < 2**31 + 2**14
+        problem = Problem.int_mm(4, 4, k, device_type="cpu")
+        assert [int(x) for x in drawing(problem).values("normal", problem.a, -1).aminmax()] == [-most - 1, most]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import sglang_stand_in as stand_in
 import torch
 from serving_checks import check_graphs_look_kernels_up
-from sglang_stand_in import StandIn, awq_layer, scaled_layer
+from sglang_stand_in import Dispatched, Standard, StandIn, TopK, awq_layer, experts_layer, scaled_layer
 from tables_of_rows import put_table
 from torch import nn
 from torch.nn import functional
@@ -26,7 +27,7 @@ import gemmtune.integration.sglang as plugin
 from gemmtune import settings
 from gemmtune.dispatch.ready import ready
 from gemmtune.errors import InvalidProblemError
-from gemmtune.integration.sglang.points import DENSE, MIXED, PRODUCTS, SCALED
+from gemmtune.integration.sglang.points import COMBINED, DENSE, EXPERTS, MIXED, PRODUCTS, SCALED
 from gemmtune.problem import Problem
 
 N, K, ROWS = 80, 128, 8
@@ -74,8 +75,8 @@ def test_registers_each_hook_once(sglang: StandIn) -> None:
     plugin.register()
     plugin.register()
     targets = [target for target, _ in sglang.registry.hooks]
-    methods = [f"{x}.process_weights_after_loading" for x in (DENSE, *MIXED, *SCALED)]
-    assert sorted(targets) == sorted([*methods, *(f"{x}.apply" for x in (DENSE, *MIXED)), *PRODUCTS])
+    methods = [f"{x}.process_weights_after_loading" for x in (DENSE, EXPERTS, *MIXED, *SCALED)]
+    assert sorted(targets) == sorted([*methods, *(f"{x}.apply" for x in (DENSE, EXPERTS, *MIXED)), *PRODUCTS])
 
 
 @pytest.mark.parametrize(("change", "line"), [({"sglang": "0"}, "GEMMTUNE_SGLANG=0"), ({"disable": True}, "GEMMTUNE_DISABLE")])
@@ -88,7 +89,9 @@ def test_switched_off_leaves_sglang_as_it_is(sglang: StandIn, caplog: pytest.Log
 
 def test_a_version_without_a_point_is_one_line_that_names_it(sglang: StandIn, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     quantized = {x.rsplit(".", 1)[0] for x in (*MIXED, *SCALED, *PRODUCTS)}
-    points = [(module, name) for module, names in sglang.contents.items() for name in names if module not in ("sglang", *quantized)]
+    others = {"sglang", COMBINED.rsplit(".", 1)[0], *quantized}
+    points = [(module, name) for module, names in sglang.contents.items() for name in names if module not in others]
+    points.remove(tuple(EXPERTS.rsplit(".", 1)))
     for module, name in points:
         if module.endswith("runtime_context"):
             continue  # older versions have none
@@ -317,3 +320,65 @@ def test_scaled_products_are_ours_where_a_table_is_stored(sglang: StandIn, dtype
     torch.testing.assert_close(method.apply(layer, x), (2 * (got.float() - bias.float())).bfloat16(), atol=0.2, rtol=0.02)
     method.apply(other, x)
     assert sglang.products == [theirs]
+
+
+def routed(tokens: int) -> Dispatched:
+    """Return rows and their experts, of which a slot of the first token has none here."""
+    weights, ids = torch.rand(tokens, 2), torch.stack([torch.randperm(4)[:2] for _ in range(tokens)]).int()
+    ids[0, 1] = -1
+    return Dispatched(torch.randn(tokens, 64), TopK(weights, ids))
+
+
+def test_experts_with_tables_are_ours_for_every_number_of_tokens(sglang: StandIn, caplog: pytest.LogCaptureFixture) -> None:
+    started(sglang)
+    method, layer = sglang.method(EXPERTS), experts_layer(4, 64, 48, 2)
+    method.process_weights_after_loading(layer)
+    assert layer.processed_by_sglang  # without tables
+    assert "make one by: gemmtune.tune(gemmtune.Problem.grouped_mm(16, 64, 48, " in caplog.text
+    for n, k in ((96, 64), (64, 48)):
+        put_table(Problem.grouped_mm(16, n, k, groups=4, dtype=torch.float32, device_type="cpu"), [(1, 32, "cpp:")])
+    layer = experts_layer(4, 64, 48, 2)
+    method.process_weights_after_loading(layer)
+    assert not hasattr(layer, "processed_by_sglang")  # it would pack the weights
+    ready.clear()
+    for tokens in (1, 5, 16):
+        given = routed(tokens)
+        (weights, ids, *_), x = given.topk_output, given.hidden_states
+        gates, others = torch.einsum("tk,gnk->tgn", x, layer.w13_weight).chunk(2, -1)
+        every = torch.einsum("tgi,gki->tgk", functional.silu(gates) * others, layer.w2_weight)
+        each = every.gather(1, ids.clamp(min=0).long().unsqueeze(-1).expand(-1, -1, 64))
+        expected = (each * torch.where(ids < 0, 0, weights).unsqueeze(-1)).sum(1)
+        torch.testing.assert_close(method.apply(layer=layer, dispatch_output=given).hidden_states, expected)
+    assert ours_ran() == {"grouped_mm cpp"}
+    for other in ({"format": Standard.OTHER}, {"hidden_states_scale": torch.ones(())}):
+        method.apply(layer, dataclasses.replace(given, **other))
+        assert layer.applied_by_sglang
+        del layer.applied_by_sglang
+    sglang.invariant = True
+    method.apply(layer, given)
+    assert layer.applied_by_sglang
+
+
+def test_experts_with_options_that_we_lack_stay_sglangs(sglang: StandIn) -> None:
+    for n, k in ((96, 64), (64, 48)):
+        put_table(Problem.grouped_mm(16, n, k, groups=4, dtype=torch.float32, device_type="cpu"), [(1, 32, "cpp:")])
+    started(sglang)
+    options = ({"activation": "gelu"}, {"routed_scaling_factor": 2.5}, {"gemm1_alpha": 1.7}, {"no_combine": True})
+    layers = [(sglang.method(EXPERTS), experts_layer(4, 64, 48, 2, **option)) for option in options]
+    method = sglang.method(EXPERTS)
+    method.runner.runner_backend = Standard.OTHER
+    for one, layer in (*layers, (method, experts_layer(4, 64, 48, 2))):
+        one.process_weights_after_loading(layer)
+        assert layer.processed_by_sglang
+        assert one.apply(layer, routed(3)) is not None
+        assert layer.applied_by_sglang
+
+
+def test_a_version_with_other_experts_keeps_them(sglang: StandIn, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    module, name = COMBINED.rsplit(".", 1)
+    monkeypatch.delattr(sys.modules[module], name)
+    started(sglang)
+    assert f"gemmtune leaves layers of {EXPERTS} as they are" in caplog.text
+    layer = experts_layer(4, 64, 48, 2)
+    sglang.method(EXPERTS).process_weights_after_loading(layer)
+    assert layer.processed_by_sglang

@@ -86,19 +86,19 @@ def test_layers_of_the_real_package_run_by_our_kernels(tmp_path: Path) -> None:
 @needs("sglang", "vllm")  # SGLang takes vLLM's rotary embedding on a CPU
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_engine_gives_equal_tokens_by_our_kernels(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "kernels"), [("", 1), ("experts", 2)], ids=["dense", "experts"])
+def test_the_engine_gives_equal_tokens_by_our_kernels(tmp_path: Path, method: str, kernels: int) -> None:
     answers = list[Any]()
     for switch in ("all", "0"):
         file = tmp_path / switch
-        tokens = ran(
-            tmp_path, [str(HERE / "sglang_engine.py"), str(tmp_path / "model")], GEMMTUNE_SGLANG=switch, SGLANG_RAN=str(file)
-        )
+        program = [str(HERE / "sglang_engine.py"), str(tmp_path / "model"), method]
+        tokens = ran(tmp_path, program, GEMMTUNE_SGLANG=switch, SGLANG_RAN=str(file))
         answers.append((json.loads(tokens), json.loads(file.read_text())))
     (ours, seen), (theirs, nothing) = answers
     assert equal_but_for_ties(ours, theirs, TIE) > 60  # of 72
     assert len(ours["tokens"]) == 12
     assert seen["tunings"] == nothing["tunings"] == nothing["ran"] == []
-    assert len(seen["ran"]) == 1
+    assert len(seen["ran"]) == kernels
 
 
 @needs("sglang")
@@ -107,6 +107,7 @@ def test_the_stand_in_is_as_sglang_is(tmp_path: Path) -> None:
     found = find_points()
     assert isinstance(found, Points), found
     assert {*MIXED, *SCALED} <= found.targets
+    assert found.combined is not None
     made = stand_in.StandIn("cpu")
     for name in ("register", "apply_hooks"):
         ours, theirs = (inspect.signature(getattr(x, name)) for x in (made.registry, found.registry))

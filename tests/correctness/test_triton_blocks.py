@@ -163,6 +163,7 @@ def test_every_config_fits_and_the_best_compile(tokens: int, block: int | tuple[
     configs = ranked(problem, device)
     assert {why_not_config(problem, device, config) for config in configs} == {None}
     assert any(config.split_k > 1 for config in configs) == (tokens == 16)
+    assert {config.stages for config in configs} == ({3, 4, 5} if tokens == 16 else {3, 4})
     choice = triton_jobs.BlocksChoice.of(problem, device, configs[0])
     [artifact] = choice.artifacts(device)
     assert artifact.shared_bytes <= device.smem_per_block_bytes

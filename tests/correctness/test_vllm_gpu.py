@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import vllm_stand_in as stand_in
+from tables_of_rows import put_table
 from torch import nn
 from torch.nn import functional
 from vllm_layers import NAMES, mixed_layer
-from vllm_stand_in import FP8Config, MixedConfig, QuantKey, Scale, Shape, StandIn
+from vllm_stand_in import (
+    MOE,
+    ExpertsConfig,
+    ExpertsQuantization,
+    FP8Config,
+    MixedConfig,
+    QuantKey,
+    Scale,
+    Shape,
+    StandIn,
+    run_experts,
+)
 
 import gemmtune.integration.vllm as plugin
 from gemmtune import settings
 from gemmtune.dispatch.ready import forget_plans, ready
 from gemmtune.integration.serving.products import OP
 from gemmtune.integration.serving.tables import log_once
+from gemmtune.problem import Problem
 
 pytestmark = pytest.mark.gpu
 Tensor = torch.Tensor
@@ -40,9 +54,9 @@ def vllm(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> I
     forget_plans()
 
 
-def captured(run: Callable[[Tensor], Tensor], m: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def captured(run: Callable[[Tensor], Tensor], m: int, dtype: torch.dtype, k: int = K) -> tuple[Tensor, Tensor]:
     """Warm up and capture a layer for M rows, replay it with new inputs, and return these and the result."""
-    x = torch.randn(m, K, device="cuda", dtype=dtype)
+    x = torch.randn(m, k, device="cuda", dtype=dtype)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side), torch.no_grad():
@@ -139,3 +153,27 @@ def test_block_layer_in_graphs(vllm: StandIn) -> None:
 def _unchecked(kernel: Any) -> Any:
     """Return a kernel class that takes a layer without a table too, which torch then computes."""
     return type(kernel.__name__, (kernel,), {"can_implement": classmethod(lambda cls, c: (True, None))})
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 100])
+def test_experts_in_graphs(vllm: StandIn, tokens: int) -> None:
+    config = ExpertsConfig(num_local_experts=8, hidden_dim=1024, intermediate_size_per_partition=512, in_dtype=torch.bfloat16)
+    groups, hidden, inner = config.num_local_experts, config.hidden_dim, config.intermediate_size_per_partition
+    for n, k in ((2 * inner, hidden), (hidden, inner)):
+        put_table(Problem.grouped_mm(16, n, k, groups=groups), [(1, 256, "triton:grouped_")])
+    _, kind = sys.modules[f"{MOE}.oracle.unquantized"].select_unquantized_moe_backend(config)
+    assert kind.__name__ == "GemmtuneExperts"
+    made = kind(config, ExpertsQuantization())
+    w1, w2 = (torch.randn(groups, n, k, device="cuda") / k**0.5 for n, k in ((2 * inner, hidden), (hidden, inner)))
+    scores, ids = torch.randn(tokens, groups, device="cuda").softmax(-1).topk(2)
+
+    def run(x: Tensor) -> Tensor:
+        return run_experts(made, x, w1.bfloat16(), w2.bfloat16(), scores, ids.int(), dtype=torch.bfloat16)
+
+    ready.clear()
+    x, got = captured(run, tokens, torch.bfloat16, hidden)
+    assert {entry.plan.choice.backend for entry in ready.values()} == {"triton"}
+    gates, others = torch.einsum("tk,gnk->tgn", x.float(), w1).chunk(2, -1)
+    every = torch.einsum("tgi,gki->tgk", functional.silu(gates) * others, w2)
+    expected = (every.gather(1, ids.unsqueeze(-1).expand(-1, -1, hidden)) * scores.unsqueeze(-1)).sum(1)
+    assert float((got.float() - expected).abs().max() / expected.abs().max()) < 0.02

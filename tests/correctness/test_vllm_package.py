@@ -23,7 +23,7 @@ from extras import needs
 from http_server import free_port, started
 from serving_checks import TIE, equal_but_for_ties
 
-from gemmtune.integration.vllm.points import KERNELS, Points, find_points
+from gemmtune.integration.vllm.points import KERNELS, MOE, ExpertPoints, Points, find_points
 
 HERE = Path(__file__).parent
 
@@ -88,6 +88,20 @@ def test_int4_gives_equal_tokens_by_our_kernels(tmp_path: Path, method: str) -> 
 @needs("vllm")
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "compiled"])
+def test_experts_give_equal_tokens_by_our_kernels(tmp_path: Path, eager: bool) -> None:
+    model = vllm_models.write_model(tmp_path / "model", "experts")
+    asked = {"model": str(model), "load_format": "auto", "mixed": "experts", "eager": eager}
+    ours, theirs = ran(tmp_path, asked), ran(tmp_path, asked, GEMMTUNE_VLLM="0")
+    assert equal_but_for_ties(ours, theirs, TIE) > 130  # of 160
+    assert (ours["ran"], theirs["ran"]) == (["grouped_mm cpp", "mm cpp"], [])
+    assert ours["tunings"] == []
+    assert ours["layers"] == 3  # two sizes of linear layers, and experts
+
+
+@needs("vllm")
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_without_tables_vllm_runs_every_layer(tmp_path: Path) -> None:
     model = vllm_models.write_config(tmp_path / "model")
     asked = {"model": str(model), "load_format": "dummy", "mixed": "", "eager": True, "plant": False}
@@ -142,9 +156,11 @@ def asked(port: int, prompt: list[int]) -> Any:
 def test_the_stand_in_is_as_vllm_is() -> None:
     found = find_points()
     assert isinstance(found, Points), found
+    assert isinstance(found.experts, ExpertPoints), found.experts
+    bases = {x.__name__: x for x in (*found.bases.values(), found.experts.base)}
     for base in stand_in.BASES:
-        real = found.bases[next(kind for kind, x in found.bases.items() if x.__name__ == base.__name__)]
-        assert real.__module__.startswith(KERNELS)
+        real = bases[base.__name__]
+        assert real.__module__.startswith((KERNELS, MOE))
         for name, function in vars(base).items():
             if inspect.isfunction(function):
                 theirs = [x for x in inspect.signature(getattr(real, name)).parameters if x != "kwargs"]

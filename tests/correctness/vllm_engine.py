@@ -22,10 +22,13 @@ LENGTHS = range(1, 21)
 
 
 def problems(kind: str) -> list[Problem]:
-    """Return the products of the model's layers: dense ones, and for ``gptq`` or ``awq`` those of four bits."""
+    """Return the products of the model's layers: dense ones, for ``gptq`` or ``awq`` those of four bits, and ``experts``."""
     dense = [Problem.mm(16, n, k, device_type="cpu") for n, k in vllm_models.WEIGHTS]
     if not kind:
         return dense
+    if kind == "experts":
+        groups = vllm_models.EXPERTS
+        return dense + [Problem.grouped_mm(16, n, k, groups=groups, device_type="cpu") for n, k in vllm_models.EXPERT_WEIGHTS]
     words: dict[str, Any] = {"encoding": "int4"} if kind == "gptq" else {"encoding": "uint4", "zeros": True}
     scales: Any = f"group_{vllm_models.GROUP}"
     return dense + [

@@ -1,4 +1,4 @@
-"""Tiny Llama folders for vLLM, written here: a config alone, or with weights in bfloat16 or in the layout of GPTQ or AWQ."""
+"""Tiny models for vLLM, written here: a config alone, or weights in bfloat16, also of experts, or in the layout of GPTQ or AWQ."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import torch
 
 HIDDEN, INNER, LAYERS, VOCABULARY, HEADS, KEY_HEADS, HEAD = 256, 512, 2, 512, 4, 2, 64
 GROUP = 32
+EXPERTS, OF_TOKEN = 8, 2
 WEIGHTS = ((512, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))
 """Sizes [N, K] of the weights that vLLM multiplies by: qkv and the last layer, output, gate and up, down."""
+MLP = {"mlp.gate_proj": (HIDDEN, INNER), "mlp.up_proj": (HIDDEN, INNER), "mlp.down_proj": (INNER, HIDDEN)}
+EXPERT_WEIGHTS = WEIGHTS[2:]
+"""Sizes [N, K] of an expert's weights: gate and up, down."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def write_config(folder: Path, quantization: dict[str, Any] | None = None) -> Path:
+def write_config(folder: Path, quantization: dict[str, Any] | None = None, *, experts: bool = False) -> Path:
     """Write the config of a model, and return its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
@@ -26,6 +30,9 @@ def write_config(folder: Path, quantization: dict[str, Any] | None = None) -> Pa
         "hidden_act": "silu", "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1,
     }  # fmt: skip
     config |= {"quantization_config": quantization} if quantization else {}
+    if experts:
+        config |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+        config |= {"num_local_experts": EXPERTS, "num_experts_per_tok": OF_TOKEN, "sliding_window": None}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -33,18 +40,19 @@ def write_config(folder: Path, quantization: dict[str, Any] | None = None) -> Pa
 def write_model(folder: Path, method: str = "") -> Path:
     """Write a checkpoint whose layers all show in its tokens.
 
-    Its weights are bfloat16, or of four bits by ``gptq`` (symmetric) or ``awq`` (with zero points). vLLM's own ``dummy`` weights
-    are so small that a wrong product changes no token.
+    Its weights are bfloat16, or of four bits by ``gptq`` (symmetric) or ``awq`` (with zero points), or ``experts`` stand in place
+    of its MLPs. vLLM's own ``dummy`` weights are so small that a wrong product changes no token.
     """
     from safetensors.torch import save_file
 
     weights, draw = dict[str, torch.Tensor](), torch.Generator().manual_seed(5)
-    size = HEADS * HEAD
+    size, experts = HEADS * HEAD, method == "experts"
+    method = "" if experts else method
     layer = {
         "self_attn.q_proj": (HIDDEN, size), "self_attn.k_proj": (HIDDEN, size // 2), "self_attn.v_proj": (HIDDEN, size // 2),
-        "self_attn.o_proj": (size, HIDDEN), "mlp.gate_proj": (HIDDEN, INNER), "mlp.up_proj": (HIDDEN, INNER),
-        "mlp.down_proj": (INNER, HIDDEN),
+        "self_attn.o_proj": (size, HIDDEN),
     }  # fmt: skip
+    layer |= _experts() if experts else MLP
     for i in range(LAYERS):
         for name, (k, n) in layer.items():
             parts = _int4(method, k, n, draw) if method else {"weight": _normal(n, k, draw) / k**0.5}
@@ -54,9 +62,15 @@ def write_model(folder: Path, method: str = "") -> Path:
     weights["model.norm.weight"] = torch.ones(HIDDEN, dtype=torch.bfloat16)
     weights["model.embed_tokens.weight"] = _normal(VOCABULARY, HIDDEN, draw)
     weights["lm_head.weight"] = _normal(VOCABULARY, HIDDEN, draw) / 16
-    write_config(folder, _quantization(method))
+    write_config(folder, _quantization(method), experts=experts)
     save_file(weights, folder / "model.safetensors")
     return folder
+
+
+def _experts() -> dict[str, tuple[int, int]]:
+    moe, sizes = "block_sparse_moe", {"w1": (HIDDEN, INNER), "w2": (INNER, HIDDEN), "w3": (HIDDEN, INNER)}
+    named = {f"{moe}.experts.{expert}.{name}": size for expert in range(EXPERTS) for name, size in sizes.items()}
+    return {f"{moe}.gate": (HIDDEN, EXPERTS), **named}
 
 
 def _quantization(method: str) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from torch.nn import functional
 from gemmtune import settings
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.integration.serving.tables import log_once
-from gemmtune.integration.vllm.points import EMBEDDING, KERNELS, LINEAR
+from gemmtune.integration.vllm.points import EMBEDDING, KERNELS, LINEAR, MOE
 
 Tensor = torch.Tensor
 
@@ -190,7 +190,126 @@ class Fp8BlockScaledMMLinearKernel(ABC):
     def apply_block_scaled_mm(self, A: Tensor, B: Tensor, As: Tensor, Bs: Tensor) -> Tensor: ...
 
 
-BASES = (MPLinearKernel, Int8ScaledMMLinearKernel, FP8ScaledMMLinearKernel, Fp8BlockScaledMMLinearKernel)
+class Format(Enum):
+    Standard = "standard"
+    BatchedExperts = "batched_experts"
+
+
+class Backend(Enum):
+    FLASHINFER = "FLASHINFER"
+    TRITON = "TRITON"
+    OOT = "OOT"
+
+
+@dataclass
+class ExpertsConfig:
+    """vLLM's description of a layer of experts, as far as we read it."""
+
+    num_local_experts: int = 4
+    experts_per_token: int = 2
+    hidden_dim: int = 64
+    intermediate_size_per_partition: int = 48
+    is_act_and_mul: bool = True
+    in_dtype: torch.dtype = torch.float32
+    moe_backend: str = "auto"
+    is_lora_enabled: bool = False
+
+
+@dataclass
+class ExpertsQuantization:
+    w1_bias: Tensor | None = None
+    w2_bias: Tensor | None = None
+    w1_scale: Tensor | None = None
+    w2_scale: Tensor | None = None
+    quant_dtype: torch.dtype = torch.float8_e4m3fn
+    per_act_token_quant: bool = False
+    block_shape: list[int] | None = None
+
+
+class FusedMoEExpertsModular(ABC):
+    def __init__(self, moe_config: Any, quant_config: Any) -> None:
+        self.moe_config, self.quant_config = moe_config, quant_config
+
+    @property
+    def w1_bias(self) -> Tensor | None:
+        return self.quant_config.w1_bias  # type: ignore[no-any-return]
+
+    @property
+    def w2_bias(self) -> Tensor | None:
+        return self.quant_config.w2_bias  # type: ignore[no-any-return]
+
+    @staticmethod
+    @abstractmethod
+    def activation_format() -> Any: ...
+
+    @staticmethod
+    @abstractmethod
+    def _supports_current_device() -> bool: ...
+
+    @staticmethod
+    @abstractmethod
+    def _supports_no_act_and_mul() -> bool: ...
+
+    @staticmethod
+    @abstractmethod
+    def _supports_quant_scheme(weight_key: Any, activation_key: Any) -> bool: ...
+
+    @staticmethod
+    @abstractmethod
+    def _supports_activation(activation: Any) -> bool: ...
+
+    @staticmethod
+    @abstractmethod
+    def _supports_parallel_config(moe_parallel_config: Any) -> bool: ...
+
+    @abstractmethod
+    def workspace_shapes(
+        self, M: int, N: int, K: int, topk: int, global_num_experts: int, local_num_experts: int, expert_tokens_meta: Any,
+        activation: Any,
+    ) -> Any: ...  # fmt: skip
+
+    def activation(self, activation: Any, output: Tensor, input: Tensor) -> None:
+        assert activation == "silu"
+        gates, others = input.chunk(2, -1)
+        output.copy_(functional.silu(gates) * others)
+
+    @abstractmethod
+    def finalize_weight_and_reduce_impl(self) -> Any: ...
+
+    @abstractmethod
+    def apply(
+        self, output: Tensor, hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor,
+        activation: Any, global_num_experts: int, expert_map: Tensor | None, a1q_scale: Tensor | None, a2_scale: Tensor | None,
+        workspace13: Tensor, workspace2: Tensor, expert_tokens_meta: Any, apply_router_weight_on_input: bool,
+    ) -> None: ...  # fmt: skip
+
+
+BASES = (
+    MPLinearKernel, Int8ScaledMMLinearKernel, FP8ScaledMMLinearKernel, Fp8BlockScaledMMLinearKernel, FusedMoEExpertsModular,
+)  # fmt: skip
+
+
+def run_experts(
+    made: Any, x: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, expert_map: Tensor | None = None,
+    scale: Tensor | None = None, dtype: torch.dtype = torch.float32, *, on_input: bool = False,
+) -> Tensor:  # fmt: skip
+    """Run experts as vLLM's modular kernel does."""
+    (m, k), (groups, n, _) = x.shape, w1.shape
+    *_, size = made.workspace_shapes(m, n, k, ids.shape[1], groups, groups, None, "silu")
+    output = torch.full(size, torch.nan, dtype=dtype, device=x.device)
+    made.apply(
+        output=output, hidden_states=x, w1=w1, w2=w2, topk_weights=weights, topk_ids=ids, activation="silu",
+        global_num_experts=groups, expert_map=expert_map, a1q_scale=scale, a2_scale=None, workspace13=x.new_empty(0),
+        workspace2=x.new_empty(0), expert_tokens_meta=None, apply_router_weight_on_input=on_input,
+    )  # fmt: skip
+    return output
+
+
+def rounded(a: Tensor, scale: None, dtype: torch.dtype, per_token: bool, block: list[int] | None) -> tuple[Tensor, Tensor]:
+    """Round rows to float8, with a scale for each, or for each 128 columns of it."""
+    parts = a.float().unflatten(1, (-1, 128 if block else a.shape[1]))
+    scales = parts.abs().amax(2) / 448
+    return (parts / scales.unsqueeze(2)).clamp(-448, 448).to(dtype).flatten(1), scales
 
 
 class _Method:
@@ -226,6 +345,24 @@ class StandIn:
         bases = {
             x.__name__: x for x in (MPLinearKernel, Int8ScaledMMLinearKernel, FP8ScaledMMLinearKernel, Fp8BlockScaledMMLinearKernel)
         }
+        self.backend, self.theirs = Backend.FLASHINFER, type("TheirExperts", (), {"activation_format": lambda: Format.Standard})
+
+        def select_unquantized_moe_backend(moe_config: Any) -> Any:
+            return self.backend, self.theirs
+
+        def select_fp8_moe_backend(config: Any, weight_key: Any, activation_key: Any, allow_vllm_cutlass: bool = False) -> Any:
+            return self.backend, self.theirs
+
+        self.experts_contents: dict[str, dict[str, Any]] = {
+            f"{MOE}.oracle.unquantized": {"select_unquantized_moe_backend": select_unquantized_moe_backend},
+            f"{MOE}.oracle.fp8": {"select_fp8_moe_backend": select_fp8_moe_backend},
+            f"{MOE}.modular_kernel": {
+                "FusedMoEExpertsModular": FusedMoEExpertsModular, "FusedMoEActivationFormat": Format,
+            },
+            f"{MOE}.topk_weight_and_reduce": {"TopKWeightAndReduceNoOP": lambda: "nothing"},
+            f"{MOE}.utils": {"moe_kernel_quantize_input": rounded},
+            f"{MOE}.method": {"select_unquantized_moe_backend": select_unquantized_moe_backend},
+        }  # fmt: skip
         self.contents: dict[str, dict[str, Any]] = {
             "vllm": {"__version__": "0.0.stand.in"},
             LINEAR: {"UnquantizedLinearMethod": self.linear},
@@ -247,7 +384,7 @@ def install(monkeypatch: pytest.MonkeyPatch, stand_in: StandIn) -> None:
     for name in [*sys.modules]:
         if name.split(".")[0] == "vllm":
             monkeypatch.delitem(sys.modules, name)
-    for name, contents in stand_in.contents.items():
+    for name, contents in {**stand_in.contents, **stand_in.experts_contents}.items():
         module = types.ModuleType(name)
         module.__path__ = []
         vars(module).update(contents)

@@ -220,7 +220,12 @@ TWIN = {
     "multiplies_ahead": {C.BETWEEN},
     "by_closeness": OLD,
 }
-SIZES = {"kept_for_one_size": OLD}
+SIZES = {
+    "kept_for_one_size": OLD,
+    "kept_if_small": OLD,
+    "rough_if_column_major": WRONG | {C.ROUGH},
+    "rough_with_a_bias": WRONG | {C.ROUGH},
+}
 UNLIKE = {
     "rough_if_positive": WRONG | {C.ROUGH},
     "rough_if_padded": WRONG | {C.ROUGH},

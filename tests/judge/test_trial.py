@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import random
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,12 +17,15 @@ import torch
 from honest import strassen
 
 from gemmtune.choice import Claims
+from gemmtune.declaration.subject import Subject
+from gemmtune.declaration.traits import Traits
 from gemmtune.numerics.operands import Operands
 from gemmtune.problem import Problem
 from gemmtune.untrusted.candidate import Candidate, Reading
 from gemmtune.untrusted.checks import Checker
 from gemmtune.untrusted.conduct import Conduct
 from gemmtune.untrusted.memory import Memory
+from gemmtune.untrusted.run import Run
 from gemmtune.untrusted.shape import Shape, note_calls
 from gemmtune.untrusted.subject import rival, subject_of
 from gemmtune.untrusted.target import TORCH, Target
@@ -110,19 +114,22 @@ def test_a_result_of_nearby_numbers_is_wrong(dtype: torch.dtype) -> None:
 
 
 def test_some_operands_are_special_but_for_a_block() -> None:
-    """A look at rows, columns or samples must not tell that a matrix is zero, or the transpose of the other one."""
-    checker = Checker(Problem.mm(64, 64, 48, dtype=torch.float32), Claims(accumulate=torch.float32), torch.device("cpu"), 5)
+    """A look at rows, columns, the diagonal or samples must not tell that a matrix is special, or like another one."""
+    checker = Checker(Problem.mm(64, 64, 64, dtype=torch.float32), Claims(accumulate=torch.float32), torch.device("cpu"), 5)
     found = Counter[str]()
-    for _ in range(400):
+    for _ in range(200):
         x = checker.fresh()
-        for name, one, other in (("transpose", x.b, x.a.mT), ("zero", x.a, 0 * x.a), ("identity", x.b, torch.eye(48, 64))):
+        for name, one, other in (("transpose", x.b, x.a.mT), ("zero", x.a, 0 * x.a), ("identity", x.b, torch.eye(64))):
             same = one == other
-            edges = (same[0], same[-1], same[:, 0], same[:, -1])
+            edges = (same[0], same[-1], same[:, 0], same[:, -1], same.diagonal() if name == "identity" else same[0])
             found[name] += all(bool(edge.all()) for edge in edges) and not same.all()
         assert checker.trouble((x.a.double() @ x.b.double()).float(), x) is None
         mixed = strassen(x.a.double().numpy(), x.b.double().numpy(), 2).astype(np.float32)
         assert checker.trouble(torch.from_numpy(mixed), x) is None
-    assert all(found[name] for name in ("transpose", "zero", "identity")), found
+    assert all(found[name] > 1 for name in ("transpose", "zero", "identity")), found
+    batches = Checker(Problem.bmm(3, 20, 16, 24, dtype=torch.float32), Claims(accumulate=torch.float32), torch.device("cpu"), 5)
+    drawn = [batches.fresh() for _ in range(100)]
+    assert any(all(torch.equal(y[0, 0], y[2, 0]) and not torch.equal(y[0], y[2]) for y in (x.a, x.b)) for x in drawn)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -168,6 +175,37 @@ def test_what_the_judge_adds_is_the_excess_over_torch_in_a_graph(monkeypatch: py
     trial._added_s = added_s, margin_s
     candidate = SimpleNamespace(last=Reading(device_us=25.0, wall_s=1.0))
     assert trial._time_s(cast("Candidate", candidate)) == pytest.approx(19.75e-6)
+
+
+def _by_norms() -> Callable[..., torch.Tensor]:
+    kept: dict[tuple[float, float], torch.Tensor] = {}
+    return lambda a, b: kept.setdefault((round(float(a.norm()), 3), round(float(b.norm()), 3)), a @ b).clone()
+
+
+@pytest.mark.parametrize(
+    ("gemm", "earlier"),
+    [
+        (_by_norms(), True),
+        (lambda a, b, kept=deque(maxlen=2): (kept.append(a @ b), kept[0].clone())[1], True),
+        (lambda a, b: a[:, :-9] @ b[:-9], False),
+        (lambda a, b: (a @ b[:, :1]).expand(-1, b.shape[1]).clone(), False),
+        (lambda a, b: ((a * 8).round() / 8) @ b, False),
+    ],
+    ids=["by norms", "last result", "a part of K", "one column", "rounded"],
+)
+def test_only_what_was_right_before_is_an_earlier_result(gemm: Callable[..., torch.Tensor], earlier: bool) -> None:
+    """A GEMM that leaves numbers out gives equal bits for different operands too, but they were wrong before."""
+    process = cast("Candidate", SimpleNamespace(device=torch.device("cpu"), last=Reading(), place=None, findings=[]))
+    trial = Trial(cast("Subject", SimpleNamespace(traits=Traits())), process, (cast("Subject", None), process))
+    checker = Checker(PROBLEM, Claims(accumulate=torch.float32), process.device, 7)
+    run, kept = Run(checker=checker, call=lambda x, _scalars, _out: gemm(*x), rng=random.Random(3)), None
+    for number in range(3):
+        for kind in ("fresh", "moved", "alike", "one", "near", "left", "right"):
+            kept = trial._step(run, kind, kept, number + 2, timed=False)
+    candidate = Candidate(TORCH)
+    note_calls(candidate, [Shape(problem=PROBLEM, calls=run.calls, wrong=tuple(run.wrong))])
+    assert run.wrong
+    assert (Conduct.STALE in {x.kind for x in candidate.findings}) is earlier
 
 
 @pytest.mark.parametrize(

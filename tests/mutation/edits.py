@@ -52,7 +52,12 @@ class Edit:
 
     def diff(self, text: str) -> str:
         """Return the changed lines before and after."""
-        lines = difflib.unified_diff(text.splitlines(), self.applied(text).splitlines(), n=0, lineterm="")
+        data = text.encode()
+        first = data.rfind(b"\n", 0, self.start) + 1
+        after = data.find(b"\n", self.end) % (len(data) + 1)  # the end of a text without a last newline
+        changed = data[first : self.start] + self.new.encode() + data[self.end : after]
+        pair = (part.decode().splitlines() for part in (data[first:after], changed))
+        lines = difflib.unified_diff(*pair, n=0, lineterm="")
         return "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
 
     def key(self, text: str) -> str:

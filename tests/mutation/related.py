@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["related_tests"]
+__all__ = ["MOST_FOR_SURVIVORS", "related_tests"]
 
 FOLDERS = ("unit", "correctness", "alignment", "perf", "judge")
 MOST_FILES = 8
+"""Files that a mutant is tried against first. A survivor is tried against all within MOST_FOR_SURVIVORS."""
+MOST_FOR_SURVIVORS = 24
 STEPS = 4
 """Imports between a module and one that a test mentions. Each halves the weight."""
 SLOW = ("test_cpp", "triton", "cutlass", "test_cuda", "must_list", "cross_compile", "test_architectures", "hacks", "test_adding")
@@ -23,13 +25,17 @@ NEVER = ("_gpu", "test_imports", "test_mutation", "test_prose")
 BROAD: dict[str, tuple[str, ...]] = {
     "backends": ("alignment/test_ranking.py",),
     "cli": ("unit/test_cli_tune.py",),
-    "conformance": ("correctness/test_conformance_mutants.py", "correctness/test_conformance_bsr.py"),
+    "conformance": (
+        "unit/test_conformance_cases.py", "correctness/test_conformance_mutants.py", "correctness/test_conformance_bsr.py",
+    ),
     "declaration": ("correctness/test_conformance_bsr.py",),
     "numerics": ("correctness/test_bsr.py", "correctness/test_verify_broken.py"),
     "problem": ("unit/test_rules.py", "correctness/test_grouped.py", "correctness/test_verify_broken.py"),
     "untrusted": ("judge/test_verdict.py", "judge/test_walls.py", "judge/test_hacks.py"),
-}
+}  # fmt: skip
 """Tests that use many modules of a package without mentioning them. They run last."""
+EVERYWHERE = ("unit/test_docs_tables.py",)
+"""Tests that use modules of all packages. They run after those."""
 COMPILED = ("backends", "toolchain", "architectures", "untrusted", "judging")
 """Packages whose tests may be slow."""
 
@@ -38,13 +44,16 @@ DEFINED = re.compile(r"^(?:(?: {4})?(?:def|class) +(?!__)|(?=[\w:, \[\]]+ = ))(\
 FROM = re.compile(r"^ *from (\.*)([\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 
 
-def related_tests(root: Path, module: Path) -> list[Path]:
-    """Return the test files for a module of the package (``module`` is relative to ``root``) in the order to run them."""
+def related_tests(root: Path, module: Path, most: int = MOST_FILES) -> list[Path]:
+    """Return the test files for a module of the package (``module`` is relative to ``root``) in the order to run them.
+
+    Besides the broad ones, these are the ``most`` most specific files.
+    """
     scores = _scores(root)[_name(module)]
     package = module.parts[1]
     fit = [path for path in scores if package in COMPILED or not any(part in path.name for part in SLOW)]
-    kept = sorted(fit, key=lambda path: (-scores[path], path))[:MOST_FILES]
-    broad = [root / "tests" / path for path in BROAD.get(package, ())]
+    kept = sorted(fit, key=lambda path: (-scores[path], path))[:most]
+    broad = [root / "tests" / path for path in (*BROAD.get(package, ()), *EVERYWHERE)]
     return kept + [path for path in broad if path in scores and path not in kept]
 
 

@@ -4,9 +4,9 @@
     python tests/mutation/run.py gemmtune/numerics/compare.py --sample 0        # every edit of one module
 
 A seeded sample of the edits of ``edits.py`` is tried, in the whole package or in the named files. For each edit, the related test
-files run on a copy of the tree until a test fails. For those that survive this commit's part of the cases, all cases run. The
-output lists the survivors with their place and change, and a summary. The exit status is 1 if fewer than ``--threshold`` percent
-are killed. Edits without any visible effect are listed in ``equivalent.toml``, each with a reason, and do not count.
+files run on a copy of the tree until a test fails. For those that survive this commit's part of the cases, all cases of more files
+run. The output lists the survivors with their place and change, and a summary. The exit status is 1 if fewer than ``--threshold``
+percent are killed. Edits without any visible effect are listed in ``equivalent.toml``, each with a reason, and do not count.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mutation.edits import edits_of
-from mutation.related import related_tests
+from mutation.related import MOST_FOR_SURVIVORS, related_tests
 from mutation.trees import ROOT, Job, Mutant, Trees, finished
 
 __all__ = ["Mutant", "Result", "equivalent_edits", "mutants_of", "run", "sampled", "summary"]
 
 THRESHOLD = 90.0
 TIME_LIMIT_S = 80.0
-TIMES_LIMIT = 3
+TIMES_LIMIT = 6
 """Time limit for all tests of an edit, as a multiple of the limit for one test. The edit survives if it is reached."""
 NO_SUCH_TEST, NO_TESTS = 4, 5
 """Exit statuses of pytest for an unknown test name, and for a run without tests."""
@@ -78,9 +78,10 @@ def equivalent_edits(root: Path) -> dict[tuple[str, str], str]:
     """Return the reasons in equivalent.toml by file and key. Raises ValueError for an entry without a matching edit or reason."""
     entries = tomllib.loads((Path(__file__).parent / "equivalent.toml").read_text()).get("edit", [])
     reasons = {(entry["path"], entry["edit"]): entry["reason"] for entry in entries}
+    texts = {path: (root / path).read_text() if (root / path).exists() else "" for path, _ in reasons}
+    present = {path: {edit.key(text) for edit in edits_of(text)} for path, text in texts.items()}
     for (path, key), reason in reasons.items():
-        text = (root / path).read_text() if (root / path).exists() else ""
-        if not reason or not any(edit.key(text) == key for edit in edits_of(text)):
+        if not reason or key not in present[path]:
             raise ValueError(f"equivalent.toml: got {path}: {key!r}, expected an edit of the file as it is now, with a reason")
     return reasons
 
@@ -111,7 +112,7 @@ def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: C
     runpy.run_path(str(ROOT / "conftest.py"))  # has the steps that must precede the import of torch
     import torch  # noqa: F401 - imported once, for all forked processes
 
-    tests = {path: [str(x.relative_to(root)) for x in related_tests(root, path)] for path in {m.path for m in mutants}}
+    tests = {path: _names(root, related_tests(root, path)) for path in {m.path for m in mutants}}
     all_tests_s = TIMES_LIMIT * limit_s
     results: dict[Mutant, Result] = {}
     broken: dict[str, bool] = {}
@@ -139,7 +140,14 @@ def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: C
             todo = [mutant for mutant in todo if broken.get(results[mutant].killed_by)]
             if not todo and not survivors:
                 todo = survivors = [mutant for mutant in mutants if results[mutant].verdict == "survived"]
+                # New files run first, because the others have mostly run.
+                more = {m.path: _names(root, related_tests(root, m.path, MOST_FOR_SURVIVORS)) for m in survivors}
+                tests |= {path: [*(x for x in names if x not in tests[path]), *tests[path]] for path, names in more.items()}
     return [results[mutant] for mutant in mutants]
+
+
+def _names(root: Path, tests: Iterable[Path]) -> list[str]:
+    return [str(path.relative_to(root)) for path in tests]
 
 
 def _result(mutant: Mutant, status: int | None, seconds: float, log: str) -> Result:

@@ -461,3 +461,34 @@ def test_the_entry_that_a_graph_took_is_read_from_its_code(script):
     assert integrations.taken(table, problem, code) == templates[1]
     assert integrations.taken(table, problem, "extern_kernels.mm(a, b, out=buf0)  # num_warps=1,") == aten
     assert integrations.taken(None, problem, code) == aten
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("cuda:wgmma_stream_i4_128x192x128_s4_w3t1b4_b132_pdl4", {"cuda", "cuda:wgmma_stream", "+pdl"}),
+        ("cuda:grouped_k_128x128x64_s4_pdl", {"cuda", "cuda:grouped_k", "+pdl"}),
+        ("triton:persistent_128x64x128_s4_w4_pdl_pad", {"triton", "triton:persistent", "+pdl", "+padded"}),
+        ("triton:mm_64x16x128_s5_w4_k2_pdl_swap", {"triton", "triton:mm", "+split-K", "+pdl", "+swap"}),
+        ("triton:mixed_words_16x64x128_s3_w2_group", {"triton", "triton:mixed_words", "+fragments"}),
+        ("triton:decompose_45_bmm", {"triton", "triton:decompose"}),
+        ("aten:mm+dense", {"aten", "aten:mm", "+dense"}),
+        ("cublaslt:algo66_tile10_splitk1_reduction0", {"cublaslt"}),
+    ],
+)
+def test_families_and_options_are_read_from_names(script, name: str, found: set[str]) -> None:
+    assert script("families").families(name) == found
+
+
+def test_a_family_is_worth_the_time_lost_without_it(script, monkeypatch) -> None:
+    times = (("aten:mm", 10.0), ("triton:mm_16x16x16_s1_w1", 4.0), ("triton:vec_1x8x256_s4_w2", 5.0))
+    families = script("families")
+    monkeypatch.setattr(families, "measured", lambda: iter([("file", "one", times)]))
+    assert {name: found[0][0] for name, found in families.losses("").items()} == {
+        "aten": 0.0, "aten:mm": 0.0, "triton": 1.5, "triton:mm": 0.25, "triton:vec": 0.0,
+    }  # fmt: skip
+    assert families.losses("^aten")["triton"] == [(float("inf"), "file", "one")]
+    monkeypatch.undo()
+    shown = CliRunner().invoke(families.main, ["--match", "^cuda:stream$"])
+    assert shown.exit_code == 0, shown.output
+    assert "384 4096 14336" in shown.output

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
 import pytest
 
 from gemmtune.conformance.bench.outcome import CaseStatus, Outcome
@@ -10,6 +14,7 @@ from gemmtune.conformance.options import RunOptions
 from gemmtune.conformance.runs import run as runs
 from gemmtune.conformance.runs.isolation import Ground
 from gemmtune.declaration.traits import Traits
+from gemmtune.errors import GemmtuneError
 
 
 class FixedRunner:
@@ -27,6 +32,31 @@ class FixedRunner:
         pass
 
 
+class Described:
+    """Runner that only describes a GEMM for the CPU alone, on the device that was asked for."""
+
+    made: ClassVar[list[Described]] = []
+
+    def __init__(self, _options: RunOptions, device: str) -> None:
+        self.device, self.closed = device, False
+        self.made.append(self)
+
+    def describe(self) -> Ground:
+        return Ground(name="told", traits=Traits(devices=("cpu",)), device=self.device, device_name="told", sm=90)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> list[Described]:
+    monkeypatch.setattr(Described, "made", [])
+    monkeypatch.setattr(runs, "runner_for", Described)
+    monkeypatch.setattr(runs.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(runs, "detect", lambda _: SimpleNamespace(torch_device="cuda:0"))
+    return Described.made
+
+
 def run_of(runner: FixedRunner, **options: object) -> runs.Run:
     ground = Ground(name="told", traits=Traits(), device="cpu", device_name="CPU", sm=0)
     return runs.Run(RunOptions(backend="nowhere:told", **options), ground, runner)  # type: ignore[arg-type]
@@ -34,6 +64,29 @@ def run_of(runner: FixedRunner, **options: object) -> runs.Run:
 
 def case(name: str = "bound", m: int = 1, dtype: str = "float32") -> Case:
     return Case(property_name=name, dtype=dtype, m=m, n=1, k=1)
+
+
+def test_a_gemm_for_the_cpu_alone_is_tested_there_beside_a_gpu(described: list[Described]) -> None:
+    run = runs.Run.open(RunOptions(backend="nowhere:told"))
+    assert (run.ground.device, run.scope.device_type) == ("cpu", "cpu")
+    assert [(one.device, one.closed) for one in described] == [("cuda:0", True), ("cpu", False)]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"device": "cuda"}, "told: got device cuda, expected one that it declares: cpu; choose it with --device"),
+        ({"device": "meta"}, "device: got 'meta', expected cpu, cuda or cuda:N"),
+        ({"device": "cpu", "sanitize": True}, "sanitize: got device cpu, expected a CUDA device"),
+        ({"skips_file": "/nowhere/at/all"}, "/nowhere/at/all"),
+        ({"op": ("bmm",)}, "op: got bmm, expected what the GEMM declares: mm"),
+    ],
+    ids=str,
+)
+def test_a_run_that_cannot_begin_leaves_no_process(described: list[Described], options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(GemmtuneError, match=re.escape(expected)):
+        runs.Run.open(RunOptions(backend="nowhere:told", **options))
+    assert all(one.closed for one in described)
 
 
 def test_three_failures_of_a_property_and_of_a_dtype_are_examined() -> None:

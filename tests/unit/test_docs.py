@@ -15,7 +15,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
-from documents import DOCS, PAGES, README, ROOT, Block, blocks, commands, makers, section, table
+from documents import DOCS, PAGES, README, ROOT, Block, blocks, commands, section, table
 from test_imports import layer_of
 
 import gemmtune
@@ -34,7 +34,6 @@ from gemmtune.settings import Settings
 TOOLS = ("tox.ini", "constraints.txt", "mkdocs.yml", "MANIFEST.in", ".ci/run")
 DOCUMENTS = [*PAGES, ROOT / "CHANGELOG.md"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-FILLED, MAKERS = makers()
 OUTSIDE = {"cd", "cp", "rm", "export", "eval", "gh", "git", "ruff", "mypy", "python3", "ray"}
 """Programs of other people in blocks of shell, whose arguments are not looked at."""
 REAL_BACKENDS = {"README.md", "batch-invariant.md", "debugging.md", "every-m.md", "first-tune.md", "index.md"}
@@ -99,18 +98,6 @@ def any_machine(text: str) -> str:
     """Return a text without what differs between machines: the names of picks, times and speed-ups."""
     text = re.sub(rf"\b({'|'.join(BACKENDS)}):\S+", "PICK", text)
     return re.sub(r"\d+ µs, \d+\.\d+ times", "TIME", text)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_made_parts_of_a_page_are_those_of_the_code_and_the_results(page: Path) -> None:
-    """``python docs/tables`` writes them."""
-    text = page.read_text(encoding="utf-8")
-    assert FILLED(text, MAKERS) == text
-
-
-def test_every_made_part_stands_on_a_page() -> None:
-    texts = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    assert set(re.findall(r"<!-- made: ([\w-]+) -->", texts)) == set(MAKERS)
 
 
 def test_every_setting_stands_on_the_page_once() -> None:

@@ -569,6 +569,7 @@ class TestCommand:
             ("fleet --models bert-base --dtypes int3 --devices cpu", "--dtypes: got 'int3', expected some of bf16"),
             ("fleet 16x64x64 --devices 0,0", "expected each GPU once"),
             ("tune 16x64x64 --devices cpu --device cpu", "got --device or --budget too"),
+            ("tune 16x64x64 --devices cpu --budget 9", "got --device or --budget too"),
         ],
     )
     def test_wrong_usage(self, words: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,6 @@ from rich.text import Text
 from store_cases import KEYS, MACHINES, row
 
 from gemmtune import foreign, settings
-from gemmtune.backends.aten.metas import MetaTable
 from gemmtune.cli import printing
 from gemmtune.cli.output import note, write_json
 from gemmtune.cli.shapes import parse_shape, problems_of_file, range_of_word
@@ -91,7 +90,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "--recorded": Recording.read,
     "--shapes": lambda path: problems_of_file(str(path), Spec()),
     "baselines": baselines_of,
-    "meta_table": MetaTable.load,
     "--repro": lambda path: cases_to_repeat([f"@{path}"]),
     "traits": lambda path: Traits().changed(Traits.from_file(path)),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,7 +66,7 @@ LENGTHS: dict[str, Callable[[int], int]] = {
     "liar": lambda m: K if m > FEW else K // 2,
     "silent": lambda m: K,
     "turning": lambda m: K if m > FEW else 8,
-    "moved": lambda m: K,
+    "apart": lambda m: K,
     "twin": lambda m: K,
     "steep": lambda m: K // 3,
     "even": lambda m: K,
@@ -80,7 +80,7 @@ DECLARED = {
     "narrow": K,
     "halves": K // 2,
     "liar": K,
-    "moved": K,
+    "apart": K,
     "steep": K // 3,
     "even": K,
     "rowwise": K // 2,
@@ -95,7 +95,7 @@ TIMES_US: dict[str, Callable[[int], float]] = {
     "liar": lambda m: 1.0,
     "silent": lambda m: 5.0,
     "turning": lambda m: 5.0,
-    "moved": lambda m: 8.0,
+    "apart": lambda m: 8.0,
     "twin": lambda m: 6.0,
     "steep": lambda m: 4.0 if m < 48 else 12.0,
     "even": lambda m: 10.5,
@@ -106,13 +106,12 @@ TIMES_US: dict[str, Callable[[int], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Summing(Fake):
-    """A choice that divides K by LENGTHS. ``run`` can be moved to ``moved``.
+    """A choice that divides K by LENGTHS.
 
     ``narrow`` is legal for few rows only, and ``rowwise`` for rows of a that are contiguous.
     """
 
     kind: str
-    way: int = 0
 
     def at(self, problem: Problem, device: DeviceInfo) -> Choice | str:
         return made(self.kind, problem) if legal(self.kind, problem) else f"{self.kind} is illegal for {problem}"
@@ -120,17 +119,6 @@ class Summing(Fake):
     @property
     def batch_invariant(self) -> bool:
         return self.kind in DECLARED or self.kind == "twin"
-
-    @property
-    def axes(self) -> Mapping[str, Sequence[int]]:
-        return {"way": (0, 1)} if AXES and self.kind in ("run", "moved") else {}
-
-    @property
-    def parameters(self) -> Mapping[str, int]:
-        return {"way": int(self.kind == "moved")} if self.axes else {}
-
-    def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
-        return made("moved" if parameters["way"] else "run", self.problem)
 
     def bind(self, loaded: object) -> Kernel:
         length = LENGTHS[self.kind](self.problem.m)
@@ -152,12 +140,9 @@ def legal(kind: str, problem: Problem) -> bool:
     return {"narrow": problem.m <= FEW, "rowwise": problem.a.stride[1] == 1}.get(kind, True)
 
 
-AXES: list[bool] = []
-
-
 def made(kind: str, problem: Problem) -> Summing:
     length = problem.k // (K // DECLARED[kind]) if kind in DECLARED else None
-    own = "its own" if kind == "moved" and not AXES else ""
+    own = "its own" if kind == "apart" else ""
     reduction = reduction_of(problem, "fake", parts=parts_of(problem.k, length), own=own) if length else None
     claims = dataclasses.replace(CLAIMS, splits=6, reduction=reduction)
     return Summing(name=f"fake:{kind}", backend="triton", problem=problem, claims=claims, baseline=kind == "torch", kind=kind)
@@ -257,20 +242,11 @@ def test_a_promise_without_a_class_is_a_class_of_one(backend: SummingBackend):
 
 
 def test_classes_that_nobody_knows_to_be_equal_are_joined_by_their_bits(backend: SummingBackend):
-    result = tuned(backend, "torch", "wide", "run", "moved", rows=range(1, 65))
+    result = tuned(backend, "torch", "wide", "run", "apart", rows=range(1, 65))
     assert result.table.reduction == "fma, K in one run, its own"
     with settings.patch(tune="force"):
-        result = tuned(backend, "torch", "moved", "halves")
-    assert intervals(result) == [(1, 64, "moved")], "their bits differ"
-
-
-def test_choices_that_a_search_reached_compete(backend: SummingBackend, monkeypatch: pytest.MonkeyPatch):
-    """``moved`` is no offer: only the search along axes finds it, at some Ms from the store."""
-    monkeypatch.setattr("test_invariant.AXES", [True])
-    for force in ("tune", "force", "tune"):
-        with settings.patch(tune=force) if force == "force" else settings.patch():
-            result = tuned(backend, "torch", "run", rows=range(1, 65) if force == "force" else range(1, 33))
-        assert {x.name for x in result.table.segments} == {"fake:moved"}
+        result = tuned(backend, "torch", "apart", "halves")
+    assert intervals(result) == [(1, 64, "apart")], "their bits differ"
 
 
 @pytest.mark.parametrize("first", ["rows", "columns"])
@@ -378,6 +354,28 @@ def test_a_table_of_another_version_is_made_anew(backend: SummingBackend, caplog
     store.put_ranged(Ranged(key=fact.key, fingerprint=fact.fingerprint, kind=INVARIANT, value=old))
     assert tuned(backend, "torch", "run").source == "measured"
     assert "batch-invariant table without a reduction" in caplog.text
+
+
+@pytest.mark.parametrize(("serving", "known"), [("run", True), ("run and moved", False)])
+def test_a_class_with_the_name_of_an_older_version_is_renamed(
+    backend: SummingBackend, serving: str, known: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """Choices of several classes do not tell which one an old name was: such a table is made anew."""
+    monkeypatch.setitem(TIMES_US, "run", lambda m: 5.0 if m <= FEW else 20.0)
+    kinds = ("torch", *serving.split(" and "))
+    tuned(backend, *kinds)
+    store = open_store(settings.current())
+    [fact] = [x for x in store.every_ranged() if x.kind == INVARIANT]
+    store.put_ranged(dataclasses.replace(fact, value=fact.value | {"reduction": "fma, K in a run"}))
+    columns = torch.randn(K, 24).t()
+    with settings.patch(batch_invariant=True):
+        gemmtune.mm(columns, W)
+    tables = {x.key: x.value["reduction"] for x in store.every_ranged() if x.kind == INVARIANT}
+    new, *rest = (tables.pop(x) for x in (*set(tables) - {fact.key}, fact.key))
+    assert "fma, K in one run" in new
+    assert rest == ([new] if known else [""])
+    assert caplog.text.count("which no choice declares any more: tune it again") == (not known)
+    assert tuned(backend, *kinds).source == ("store" if known else "measured")
 
 
 def test_exported_tables_keep_their_class(backend: SummingBackend, tmp_path: Path):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,8 @@ from fake_choices import PROBLEM, Fake, fake
 from gemmtune.choice import Choice, Offers, Status
 from gemmtune.device import DeviceInfo, detect, preset
 from gemmtune.effort import EFFORT
+from gemmtune.errors import CompileError
+from gemmtune.problem.rows import RowClass
 from gemmtune.selector import candidates as trying
 from gemmtune.selector import measure as measuring
 from gemmtune.selector.candidates import Candidates, _reopened
@@ -23,6 +25,7 @@ from gemmtune.selector.finals import Measuring
 from gemmtune.selector.measure import drift_since, examine_all, measure, outcome, rank
 from gemmtune.selector.pick import pick
 from gemmtune.selector.progress import Progress
+from gemmtune.selector.range_work import Work
 from gemmtune.selector.result import ALONE, DISTURBED, HOST_US, PLACE, SETTLED, Outcome
 from gemmtune.selector.samples import Ranking, Sample, failure_of
 from gemmtune.selector.trials import Trials
@@ -30,7 +33,7 @@ from gemmtune.settings import Settings
 from gemmtune.timing import neighbours
 from gemmtune.timing.rounds import Ranked
 from gemmtune.tuning.explain import _trials
-from gemmtune.workers.worker import GARBLED
+from gemmtune.workers.worker import GARBLED, NO_ANSWER
 
 CPU = detect("cpu")
 NAMES = ("torch", "a", "b", "c", "d")
@@ -326,15 +329,14 @@ def test_ranks_near_choices_on_a_gpu_and_all_on_a_cpu() -> None:
     assert session.asked == [("a", "torch")]
 
 
-def test_marks_outcomes_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_marks_outcomes_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, float, float]] = []
     monkeypatch.setattr(neighbours, "disturbance", lambda device, *facts: told.append(facts) or facts[0])
     session = FakeSession(torch=50.0, a=10.0)
     session.seen = "a neighbour"
     stored = known("b", 20.0, from_store=True, finalist=True)
     session.times["b"] = 20.0
-    with caplog.at_level(logging.WARNING, "gemmtune"):
-        found = ranked(session, known("torch", 5.0), known("a", 1.0), stored, known("c"))
+    found = ranked(session, known("torch", 5.0), known("a", 1.0), stored, known("c"))
     for torch_us in (50.0, None):
         session.asked, session.spreads, session.times["torch"] = [], {"torch": 0.3, "a": 0.9}, torch_us
         ranked(session, known("a", 1.0), known("b", 2.0), known("torch", 5.0))
@@ -342,9 +344,6 @@ def test_marks_outcomes_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch, caplo
     assert told[::2] == facts, "the spread of torch's own times, and how much longer what was known takes"
     assert told[1::2] == facts, "each is played once more"
     assert [o.info.get(DISTURBED) for o in found.values()] == ["a neighbour", "a neighbour", None, None]
-    assert (
-        "was measured on a busy machine (a neighbour): measure it again on a quiet machine, by tune(…, again=True)" in caplog.text
-    )
 
 
 def test_an_outcome_stores_its_position_and_host_time() -> None:
@@ -357,24 +356,49 @@ def test_an_outcome_stores_its_position_and_host_time() -> None:
     assert HOST_US not in outcome(CHOICES["fake-fake:a"], candidates(), sample).info
 
 
-@pytest.mark.parametrize(
-    ("status", "reason", "disturbed"),
-    [
-        (Status.COMPILE_ERROR, "ld: No space left on device", "the disk was full"),
-        (Status.COMPILE_ERROR, "a wrong name", None),
-        (*failure_of(torch.OutOfMemoryError("CUDA out of memory.")), "memory was short"),
+def errors() -> Iterator[tuple[Status, str, str | None]]:
+    """Yield the status and the reason of failures, and what the machine did."""
+    for cause, raised in {
+        "memory was short": [torch.OutOfMemoryError("CUDA out of memory."), MemoryError("std::bad_alloc"), MemoryError()]
+        + [RuntimeError(x) for x in ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")],
+        "the stack was too deep": [RecursionError("maximum recursion depth exceeded")],
+        "no process or thread could start": [RuntimeError("can't start new thread"), BlockingIOError(11, os.strerror(11))],
+        "too many files were open": [OSError(24, os.strerror(24)), OSError(23, os.strerror(23))],
+        "the disk was full": [OSError(28, os.strerror(28)), OSError(122, os.strerror(122)), CompileError("x", os.strerror(28))],
+        "the file system failed": [OSError(5, os.strerror(5)), OSError(116, os.strerror(116))],
+        "it was interrupted": [InterruptedError(4, os.strerror(4))],
+        "the GPU was lost": [RuntimeError("CUDA error: uncorrectable ECC error encountered")],
+        "the process was killed": [CompileError("x", "g++: fatal error: Killed signal terminated program cc1plus")],
+        None: [CompileError("x", "a wrong name"), ValueError("wrong"), RuntimeError("CUDA error: an illegal memory access")],
+    }.items():  # fmt: skip
+        yield from ((*failure_of(error), cause) for error in raised)
+    for status, reason, cause in (
         (Status.OUT_OF_RESOURCES, "OutOfResources: shared memory, Required: 300000, Hardware limit: 232448", None),
+        (Status.REFUSED, "not for this problem: RecursionError: maximum recursion depth exceeded", "the stack was too deep"),
+        (Status.WRONG_RESULT, "got KeyboardInterrupt", None),
         (Status.CRASHED, "the worker died by SIGKILL", "the process was killed"),
         (Status.CRASHED, "the worker died by SIGTERM", "the process was killed"),
         (Status.CRASHED, "the worker died by SIGSEGV", None),
         (Status.CRASHED, "the worker exited with status 4", None),
+        (Status.CRASHED, "exited with status 1; libgomp: Resource temporarily unavailable", "no process or thread could start"),
         (Status.CRASHED, f"worker process {GARBLED} and was killed: got a message of -5 bytes", "its answer was garbled"),
-        (Status.TIMED_OUT, "no answer in 60 s", "it ran out of time"),
-    ],
-)
+        (Status.TIMED_OUT, f"{NO_ANSWER} 60 s", "it ran out of time"),
+    ):
+        yield status, reason, cause
+
+
+@pytest.mark.parametrize(("status", "reason", "disturbed"), list(errors()))
 def test_marks_failures_that_the_machine_caused(status: Status, reason: str, disturbed: str | None) -> None:
     failed = outcome(CHOICES["fake-fake:a"], candidates(offered=("a",)), Sample(status=status, reason=reason))
     assert failed.info.get(DISTURBED) == disturbed
+
+
+def test_a_table_that_lacks_a_choice_by_an_accident_is_marked() -> None:
+    work = Work(RowClass(problem=PROBLEM), range(1, 9), CPU, Settings(), 0.0, Progress())
+    work.wrong["fake:a"] = "M = 8: got 1.0, expected 2.0"
+    assert work.disturbed == ""
+    work.wrong["fake:b"] = "M = 8: OSError: [Errno 28] No space left on device"
+    assert work.disturbed == "the disk was full"
 
 
 def test_narrows_fused_offers_by_unfused_times() -> None:

@@ -145,9 +145,13 @@ def test_a_summary_counts_by_package() -> None:
     assert sample == script.sampled([r.mutant for r in results], 2, 5)
 
 
-def test_all_cases_run_for_a_mutant_that_survives_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_cases_of_more_files_run_for_a_mutant_that_survives_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "1")
-    mutant = tree_with(tmp_path, f"assert __import__('os').environ['{VARIABLE}'] != 'all' or least(2, 1) == 1")
+    mutant = tree_with(tmp_path, "assert True")
+    files = [tmp_path / "tests/unit" / name for name in ("test_least.py", "test_more.py")]
+    test = f"assert __import__('os').environ['{VARIABLE}'] != 'all' or least(2, 1) == 1"
+    files[1].write_text(f"from gemmtune.store.least import least\n\ndef test():\n    {test}\n")
+    monkeypatch.setattr(script, "related_tests", lambda _root, _module, most=1: files[:most])
     (result,) = script.run(tmp_path, [mutant], 1, 60.0, list[str]().append)
     assert result.verdict == "killed"
 

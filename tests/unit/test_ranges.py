@@ -265,7 +265,7 @@ def test_second_tuning_comes_from_the_store(backend: RowedBackend):
 
 
 def test_a_table_of_a_busy_machine_is_marked_and_measured_again_if_asked_for(
-    backend: RowedBackend, monkeypatch: pytest.MonkeyPatch
+    backend: RowedBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr("gemmtune.timing.neighbours.disturbance", lambda *_: "a neighbour")
     TIMES_US["fake:high"], kept = (lambda m: 40.0 if m < CROSSING else 90.0), TIMES_US["fake:high"]
@@ -274,6 +274,9 @@ def test_a_table_of_a_busy_machine_is_marked_and_measured_again_if_asked_for(
     finally:
         TIMES_US["fake:high"] = kept
     assert marked.table.disturbed == "a neighbour"
+    [said] = [x.getMessage() for x in caplog.records if "busy machine" in x.getMessage()]
+    rows = ", ".join(map(str, (result.problem.m for result in marked.tuned_results)))
+    assert f"tuned Ms ({rows}) were measured on a busy machine (a neighbour): measure it again" in said
     assert {name for _, hi, name in intervals(marked) if hi == 64} == {"low"}, "twice as fast as torch"
     assert tuned().source == "store"
     monkeypatch.setattr("gemmtune.timing.neighbours.disturbance", lambda *_: "")

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from gemmtune import settings
-from gemmtune.backends.aten.metas import MetaTable
 from gemmtune.conformance.runs.files import write as conformance_file
 from gemmtune.errors import ConformanceError, StoreError
 from gemmtune.integration.recording import Recording
@@ -81,7 +80,7 @@ def test_no_function_writes_over_a_store(own_store: Path) -> None:
     store = open_store(settings.current())
     store.put_limits("here", {"bandwidth_gbps": 1.0})
     before = own_store.read_bytes()
-    for write in (store.export_file, record, MetaTable().dump, lambda path: conformance_file("json", path, "{}")):
+    for write in (store.export_file, record, lambda path: conformance_file("json", path, "{}")):
         with pytest.raises((StoreError, OSError, ConformanceError), match="a store, whose measurements would be lost"):
             write(own_store)
         assert own_store.read_bytes() == before

@@ -32,7 +32,7 @@ from gemmtune.problem import Problem
 from gemmtune.problem.rows import with_groups, with_rows
 from gemmtune.selector import samples
 from gemmtune.selector import session as sessions
-from gemmtune.selector.measure import done_by_machine
+from gemmtune.selector.accidents import done_by_machine
 from gemmtune.selector.offers import offers_for
 from gemmtune.selector.recheck import AFTER
 from gemmtune.selector.remote import RemoteSession, measuring_kind, open_session

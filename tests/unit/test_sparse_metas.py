@@ -1,23 +1,16 @@
-"""torch's table of parameters: what a look-up finds, in which order, and what is written and read."""
+"""torch's table of parameters: what a look-up finds, and in which order."""
 
 from __future__ import annotations
-
-import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
 
 import gemmtune
-from gemmtune import settings
-from gemmtune.backends.aten.blocks import learn
 from gemmtune.backends.table import load
-from gemmtune.choice import Choice, Status
-from gemmtune.device import detect, preset
+from gemmtune.device import preset
 from gemmtune.problem import Problem
-from gemmtune.selector.result import Outcome, ProblemResult
 from gemmtune.settings import Settings
-from gemmtune.sparse import Family, MetaTable, Shape, import_torch_meta, measured_metas
+from gemmtune.sparse import Family, MetaTable, Shape, import_torch_meta
 
 HALF = Family("bsr_dense_addmm", "NVIDIA H200", "bfloat16", 0.5)
 SHAPE = Shape(1024, 512, 256, 64, 32)
@@ -63,15 +56,6 @@ def test_the_order_of_a_lookup() -> None:
     assert (found.how, found.parameters["GROUP_SIZE_ROW"]) == ("exact", 8)
 
 
-def test_dump_and_load_round_trip(tmp_path: Path, imported: MetaTable) -> None:
-    imported.dump(tmp_path / "metas.json")
-    again = MetaTable.load(tmp_path / "metas.json")
-    assert again == imported
-    (tmp_path / "other.json").write_text('{"families": [{"op": "bsr_dense_addmm"}]}')
-    with pytest.raises(gemmtune.InvalidProblemError, match=r"expected a file written by MetaTable\.dump"):
-        MetaTable.load(tmp_path / "other.json")
-
-
 @pytest.mark.parametrize(
     ("family", "values", "message"),
     [
@@ -98,53 +82,3 @@ def test_parameters_of_torchs_table_are_tried_first(imported: MetaTable) -> None
         c.name for c in load("aten").enumerate(odd, preset("sm90"), Settings()).choices if c.info.get("template") == "bsr_triton"
     ]
     assert all("triton_16_" in name for name in names)
-
-
-BF16 = Problem.bsr_mm(256, 1024, 1024, block=32, device_type="cuda")
-
-
-def torchs(problem: Problem, **changes: str) -> list[Choice]:
-    with settings.patch(**changes):
-        offered = load("aten").enumerate(problem, preset("sm90"), settings.current()).choices
-    return [choice for choice in offered if "SPLIT_N" in choice.info]
-
-
-def test_user_table_from_measurements_is_tried_first(tmp_path: Path) -> None:
-    before = torchs(BF16)
-    best, *others = [
-        Outcome(name=c.name, backend="aten", content_hash=c.content_hash, status=Status.OK, time_us=9.0 - i, info=dict(c.info))
-        for i, c in enumerate(before[:-1])
-    ][::-1]
-    result = ProblemResult(
-        problem=BF16, outcomes=(best, *others), refusals=(), pick=best.name, limit_us=None, seconds=0.0, source="store"
-    )
-    table = MetaTable()
-    learn(table, BF16, preset("sm90"), best.info)
-    assert repr(table) == f"<MetaTable of 1 rows: {preset('sm90').name}>"
-    table.dump(tmp_path / "own.json")
-    first, *rest = torchs(BF16, meta_table=str(tmp_path / "own.json"))
-    assert first.name == best.name != before[0].name
-    assert {c.name for c in rest} | {first.name} == {c.name for c in before}
-    unknown = Problem.bsr_mm(64, 512, 512, block=32, device_type="cuda")
-    assert [c.name for c in torchs(unknown, meta_table=str(tmp_path / "own.json"))] == [c.name for c in torchs(unknown)]
-    with pytest.raises(gemmtune.InvalidProblemError, match=r"meta_table: cannot read .*none.json: No such file"):
-        torchs(BF16, meta_table=str(tmp_path / "none.json"))
-    on_cpu = Problem.bsr_mm(64, 512, 512, block=32, dtype=torch.float32, device_type="cpu")
-    with settings.patch(meta_table=str(tmp_path / "none.json")), pytest.warns(RuntimeWarning, match="meta_table: got .*none.json"):
-        load("aten").enumerate(on_cpu, detect("cpu"), settings.current())
-    assert not len(measured_metas([dataclasses.replace(result, outcomes=())]))
-
-
-def test_torchs_kernel_and_ours_have_axes_to_search() -> None:
-    device = preset("sm90")
-    [theirs, *_], ours = torchs(BF16), load("triton").enumerate(BF16, device, Settings()).choices[0]
-    for choice, change in ((theirs, {"SPLIT_N": 2, "num_stages": 2}), (ours, {"stages": 2, "split_k": 4})):
-        assert choice.axes.keys() == choice.parameters.keys() > change.keys()
-        moved = choice.moved({**choice.parameters, **change}, device)
-        assert isinstance(moved, Choice)
-        assert moved.content_hash != choice.content_hash
-        assert moved.moved(choice.parameters, device) == choice
-    assert "shared memory" in str(theirs.moved({**theirs.parameters, "SPLIT_N": 1, "num_stages": 16}, device))
-    assert "shared memory" in str(ours.moved({**ours.parameters, "stages": 60}, device))
-    cpu = dataclasses.replace(BF16, device_type="cpu")
-    assert not any(c.axes for c in load("aten").enumerate(cpu, detect("cpu"), Settings()).choices)

@@ -3,10 +3,8 @@
 import hashlib
 import importlib
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -17,22 +15,16 @@ from ...device import DeviceInfo
 from ...numerics.block_sparse import parts, rows_of
 from ...problem import Problem
 from ...problem.dtypes import dtype_name
-from ...settings import current
 from .dense import copied, with_epilogue
-from .metas import PARAMETERS, Family, MetaTable, Shape, starting_points
+from .metas import Family, Shape, starting_point
 
 Tensor = torch.Tensor
 NAME = "aten"
 LEAST_BLOCK = 16
 """Least block side, a power of two, and unit of the token count for torch's kernel."""
 METAS = ((64, 3, 4), (16, 3, 4), (128, 4, 8))
-"""(tokens of a tile, stages, warps) that are tried with torch's kernel in addition to a table's. A search starts from the best."""
+"""(tokens of a tile, stages, warps) that are tried with torch's kernel in addition to a table's."""
 GROUP = 4
-AXES: Mapping[str, tuple[int, ...]] = {
-    "GROUP_SIZE_ROW": (1, 2, 4, 8, 16), "num_stages": (1, 2, 3, 4, 5), "num_warps": (1, 2, 4, 8, 16),
-}  # fmt: skip
-"""Parameters that the search varies, in addition to SPLIT_N, which yields tiles of powers of two."""
-MOST_TILE = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,30 +48,13 @@ class BlocksChoice(Choice):
         tile = self.problem.m // meta["SPLIT_N"]
         if problem.m % tile:
             return f"{self.name} takes multiples of {tile} tokens, got {problem.m}"
-        return why_not_triton(problem) or self.moved_to(problem, meta | {"SPLIT_N": problem.m // tile}, device)
+        meta |= {"SPLIT_N": problem.m // tile}
+        reason = why_not_triton(problem) or device.why_no_smem(_shared_bytes(problem, meta))
+        return reason or _choice(problem, "triton", self.claims, meta=meta)
 
     def bind(self, loaded: Any) -> Kernel:  # noqa: ARG002 - nothing is loaded
         make: dict[str, Callable[[Problem], RunNew]] = {"mm": _by_mm, "batched": _batched, "triton": self._by_triton}
         return with_epilogue(copied(make[self.way](self.problem)), self.problem)
-
-    @property
-    def axes(self) -> Mapping[str, tuple[int, ...]]:
-        """Legal values of each parameter of torch's kernel that its table has."""
-        tokens = self.problem.m
-        tiles = [tile for tile in (16, 32, 64, 128, MOST_TILE) if tokens % tile == 0]
-        return {**AXES, "SPLIT_N": tuple(tokens // tile for tile in reversed(tiles))} if self.meta else {}
-
-    @property
-    def parameters(self) -> Mapping[str, int]:
-        return dict(self.meta)
-
-    def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
-        return self.moved_to(self.problem, parameters, device)
-
-    def moved_to(self, problem: Problem, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
-        """Return the same implementation for another problem of the class, or why it is illegal."""
-        reason = device.why_no_smem(_shared_bytes(problem, parameters))
-        return reason or _choice(problem, "triton", self.claims, meta=parameters)
 
     def _by_triton(self, problem: Problem) -> RunNew:
         function = importlib.import_module("torch.sparse._triton_ops").bsr_dense_addmm
@@ -99,9 +74,6 @@ class BlocksChoice(Choice):
 def choices(problem: Problem, device: DeviceInfo) -> list[BlocksChoice]:
     """Return torch's sparse implementations. The first is the baseline of a torch user, if it supports the dtype."""
     found = [_choice(problem, "mm", _claims(problem, rounds=device.type != "cpu"), baseline=True)] if has_sparse_mm(problem) else []
-    if device.type == "cpu" and (path := current().meta_table) is not None and not Path(path).is_file():
-        message = f"meta_table: got {path}, expected a file of MetaTable.dump; a CPU has no kernel for its parameters"
-        warnings.warn(message, RuntimeWarning, stacklevel=1)  # located at this line for every caller, so shown only once
     if device.type == "cpu" and not problem.integers:
         found.append(_choice(problem, "batched", _claims(problem)))
     if device.type != "cpu" and why_not_triton(problem) is None:
@@ -110,9 +82,9 @@ def choices(problem: Problem, device: DeviceInfo) -> list[BlocksChoice]:
 
 
 def _metas(problem: Problem, device: DeviceInfo) -> list[Mapping[str, int]]:
-    """Return parameters of torch's kernel without duplicates: those of the user's table, then torch's, then ours."""
-    tokens = problem.m
-    metas = starting_points(*row_of(problem, device), current().meta_table)
+    """Return parameters of torch's kernel without duplicates: those of torch's table, then ours."""
+    tokens, listed = problem.m, starting_point(*row_of(problem, device))
+    metas = [listed] if listed is not None else []
     for tile, stages, warps in METAS:
         meta = {"GROUP_SIZE_ROW": GROUP, "SPLIT_N": tokens // tile, "num_stages": stages, "num_warps": warps}
         if tokens % tile == 0 and meta not in metas:
@@ -133,12 +105,6 @@ def _shared_bytes(problem: Problem, meta: Mapping[str, int]) -> int:
     sparsity = problem.blocks
     elements = sparsity.block_k * (sparsity.block_n + problem.m // meta["SPLIT_N"])
     return elements * problem.dtype.itemsize * max(meta["num_stages"] - 1, 1)
-
-
-def learn(table: MetaTable, problem: Problem, device: DeviceInfo, parameters: Mapping[str, object]) -> None:
-    """Add the parameters of a choice of torch's kernel, in the form of its ``info``, to a table."""
-    family, shape = row_of(problem, device)
-    table.update(family, shape, tuple(int(str(parameters[name])) for name in PARAMETERS[family.op]))
 
 
 def has_sparse_mm(problem: Problem) -> bool:

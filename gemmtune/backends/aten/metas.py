@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from ...errors import InvalidProblemError
-from ...foreign import read_json
 from ...problem.dtypes import dtype_name
-from ...replacing import write_text
 
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "bsr_dense_addmm": ("GROUP_SIZE_ROW", "SPLIT_N", "num_stages", "num_warps"),
@@ -64,7 +60,6 @@ class MetaTable:
 
     table = gemmtune.sparse.import_torch_meta()
     table.update(Family("bsr_dense_addmm", "NVIDIA H200", "bfloat16", 0.5), Shape(4096, 4096, 512, 64, 64), (4, 8, 3, 4))
-    table.dump("metas.json")
     """
 
     rows: dict[Family, dict[Shape, tuple[int, ...]]] = field(default_factory=dict)
@@ -119,31 +114,6 @@ class MetaTable:
         ):
             yield other, self.rows[other]
 
-    def dump(self, path: str | Path) -> None:
-        """Write the rows as JSON for ``load``, sorted."""
-        families = [
-            {**family._asdict(), "rows": [[*map(int, shape), *values] for shape, values in sorted(rows.items())]}
-            for family, rows in sorted(self.rows.items())
-        ]
-        lines = [json.dumps(family, separators=(",", ":")) for family in families]
-        write_text(path, '{"families": [\n' + ",\n".join(lines) + "\n]}\n")
-
-    @classmethod
-    def load(cls, path: str | Path) -> MetaTable:
-        """Read a file that ``dump`` wrote. Raises InvalidProblemError for another file."""
-        table, sizes = cls(), len(Shape._fields)
-        try:
-            data = read_json(path)
-            for entry in data["families"]:
-                op, device, dtype, sparsity = (entry[name] for name in Family._fields)
-                family = Family(str(op), str(device), str(dtype), float(sparsity))
-                for row in entry["rows"]:
-                    m, k, n, block_m, block_k = map(int, row[:5])
-                    table.update(family, Shape(m, k, n, block_m, block_k, *map(bool, row[5:sizes])), tuple(row[sizes:]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise InvalidProblemError(f"load: {path}: got {error}, expected a file written by MetaTable.dump") from error
-        return table
-
 
 def torch_table() -> MetaTable:
     """Return a table of torch's built-in rows, of which there are thousands, all for an A100."""
@@ -161,25 +131,8 @@ def torch_table() -> MetaTable:
 _torch_rows = functools.cache(torch_table)
 
 
-@functools.lru_cache(maxsize=4)
-def _loaded(path: str, modified_ns: int) -> MetaTable:  # noqa: ARG001 - its change makes a replaced file be read again
-    return MetaTable.load(path)
-
-
-def starting_points(family: Family, shape: Shape, path: str | None = None) -> list[Mapping[str, int]]:
-    """Return the kernel's legal parameters from the table in the file ``path`` and from torch's. Raises InvalidProblemError."""
-    tables = [_torch_rows()]
-    if path is not None:
-        try:
-            tables.insert(0, _loaded(path, Path(path).stat().st_mtime_ns))
-        except OSError as error:
-            raise InvalidProblemError(f"meta_table: cannot read {path}: {error.strerror}; give a file of MetaTable.dump") from error
-    found: list[Mapping[str, int]] = []
-    for table in tables:
-        known = table.lookup(family, shape)
-        tile = shape.n // known.parameters["SPLIT_N"]
-        whole = tile * known.parameters["SPLIT_N"] == shape.n
-        given = known.how != "default" or table is tables[-1]
-        if given and whole and tile >= LEAST_TILE and tile & (tile - 1) == 0 and known.parameters not in found:
-            found.append(known.parameters)
-    return found
+def starting_point(family: Family, shape: Shape) -> Mapping[str, int] | None:
+    """Return the kernel's parameters from torch's table. None if its tile of tokens is no power of two of at least LEAST_TILE."""
+    known = _torch_rows().lookup(family, shape).parameters
+    tile, rest = divmod(shape.n, known["SPLIT_N"])
+    return known if not rest and tile >= LEAST_TILE and tile & (tile - 1) == 0 else None

@@ -1,6 +1,7 @@
 """Decisions on attention of one query, by times of torch's operator and of our kernels in the store, or by a rule."""
 
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +19,8 @@ from ...timing.rounds import play, tie
 from .attention import Attention, Config, example_numbers
 from .planned_attention import OPERATOR, composition
 from .report import Decision
+
+log = logging.getLogger("gemmtune")
 
 T = TypeVar("T")
 BACKEND_NAME = "attention"
@@ -73,14 +76,15 @@ def serves(device: DeviceInfo) -> bool:
 def measure(attention: Attention, device: DeviceInfo, timing: str, store: Store) -> None:
     """Verify and time torch's operator and every config, unless the store has results."""
     key, fingerprint = attention.key, fingerprint_text(device, timing)
-    if store.rows(key, fingerprint):
+    if any(row.status is Status.OK for row in store.rows(key, fingerprint).values()):
         return
     common: dict[str, Any] = {"key": key, "fingerprint": fingerprint, "backend": BACKEND_NAME, "measured_at": now()}
     failures: dict[str, tuple[Status, str]] = {}
     try:
         times = _on_a_stream(device, attention, lambda first, stream: _times(device, first, stream, failures))
-    except torch.OutOfMemoryError as error:
-        times, failures = {}, {TORCH: (Status.OUT_OF_RESOURCES, str(error))}
+    except torch.OutOfMemoryError as error:  # of this moment: nothing is stored
+        log.warning("%s: its attention was not measured: %s", key, error)
+        return
     rows = [Row(name=x, content_hash=x, status=status, reason=why, **common) for x, (status, why) in failures.items()]
     rows += [Row(name=x, content_hash=x, status=Status.OK, time_us=us, finalist=True, **common) for x, us in times.items()]
     store.put(rows)

@@ -13,7 +13,7 @@ from ...operand_kinds import Encoding
 from ...operators import library as library  # defines torch.ops.gemmtune
 from ...quantized.weight import QuantizedWeight
 from ..formats import from_gptq
-from .tables import INVARIANT, Engine, invariant, unserved_quantized
+from .tables import INVARIANT, Engine, invariant, unserved_unmeasured
 
 Tensor = torch.Tensor
 SIGNS = {"uint4b8": 0x88, "uint8b128": 0x80}
@@ -40,7 +40,7 @@ def why_not(c: Any, engine: Engine) -> str:
     reason = next((text for right, text in checks if not right), "")
     if not reason:
         k, n = c.partition_weight_shape
-        reason = unserved_quantized("mixed_mm", (n, k), words_of(c), engine)
+        reason = unserved_unmeasured("mixed_mm", (n, k), words_of(c), engine)
     return reason
 
 

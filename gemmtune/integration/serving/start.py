@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -35,10 +35,18 @@ class Finder:
 
     def check(self, method: Any, functions: Mapping[str, tuple[str, ...]]) -> None:
         """Count each function that a class lacks, or that takes other parameters, among the absent names. None has all."""
-        for name, expected in functions.items() if method is not None else ():
-            function = getattr(method, name, None)
-            if function is None or tuple(inspect.signature(function).parameters) != expected:
-                self.absent.append(f"{method.__module__}.{method.__name__}.{name}({', '.join(expected[1:])})")
+        for name, (first, *expected) in functions.items() if method is not None else ():
+            function, place = getattr(method, name, None), f"{method.__module__}.{method.__name__}.{name}"
+            self._check(place, function, [first, *expected], expected)
+
+    def check_function(self, place: str, function: Any, expected: Sequence[str]) -> None:
+        """Count a function that takes other parameters among the absent names. None was counted before."""
+        if function is not None:
+            self._check(place, function, expected, expected)
+
+    def _check(self, place: str, function: Any, expected: Sequence[str], shown: Sequence[str]) -> None:
+        if function is None or [*inspect.signature(function).parameters] != [*expected]:
+            self.absent.append(f"{place}({', '.join(shown)})")
 
     def missing(self) -> Missing:
         """Return the names that were not found."""

@@ -25,8 +25,8 @@ from .start import logger
 
 USUAL_ROWS = 8192
 """Rows of the table that the log proposes, and that a batch-invariant table must serve, where an engine names no maximum."""
-INVARIANT = "batch-invariant products are asked for, which gemmtune has here only for weights that are not quantized"
-"""The reason why a quantized layer stays the engine's if the user asks for batch-invariant products."""
+INVARIANT = "batch-invariant products are asked for, which gemmtune has here only for linear layers that are not quantized"
+"""The reason why quantized layers and experts stay the engine's if the user asks for batch-invariant products."""
 
 
 class Engine(Protocol):
@@ -59,8 +59,11 @@ def how_to_run_all(engine: Engine) -> str:
     return f"set GEMMTUNE_{engine.name.upper()}=all"
 
 
-def unserved_quantized(op: str, size: tuple[int, int], words: Mapping[str, Any], engine: Engine) -> str:
-    """Do what ``unserved`` does for a quantized weight of ``size`` [N, K], described by the keywords of a Problem's constructor."""
+def unserved_unmeasured(op: str, size: tuple[int, int], words: Mapping[str, Any], engine: Engine, *, copies: int = 1) -> str:
+    """Do what ``unserved`` does for a weight of ``size`` [N, K] that needs a measured table.
+
+    ``words`` are keywords of a Problem's constructor. A row of the batch becomes ``copies`` rows of the product.
+    """
     given = dict(words) | {"device_type": engine.device_type}
     text = f"gemmtune.Problem.{op}({ROWS}, {size[0]}, {size[1]}, {', '.join(f'{word}={value!r}' for word, value in given.items())})"
 
@@ -69,7 +72,7 @@ def unserved_quantized(op: str, size: tuple[int, int], words: Mapping[str, Any],
         return made
 
     return unserved(
-        state, engine, defaults=all_layers(engine), made_by=f"gemmtune.tune({text}, m=range(1, {_most_rows(engine) + 1}))"
+        state, engine, defaults=all_layers(engine), made_by=f"gemmtune.tune({text}, m=range(1, {_most_rows(engine) * copies + 1}))"
     )
 
 

@@ -12,7 +12,7 @@ from .points import DENSE, Points
 Tensor = torch.Tensor
 Hook = tuple[str, Any]
 """Target of a hook, and the function that gets the original one first."""
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)
 """Types of a weight. Others, such as torchao's, have products of their own."""
 
 
@@ -27,7 +27,7 @@ def hooks(points: Points) -> Iterator[Hook]:
 
     def apply(original: Any, method: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         op = getattr(layer, OP, "")
-        if op and type(layer.weight) in _PLAIN and (op == "invariant" or not points.is_invariant()):
+        if op and type(layer.weight) in PLAIN and (op == "invariant" or not points.is_invariant()):
             return product(op, x, layer.weight, bias)
         return original(method, layer, x, bias)  # type: ignore[no-any-return]
 
@@ -38,6 +38,6 @@ def hooks(points: Points) -> Iterator[Hook]:
 def _operation(layer: Any, points: Points) -> str:
     """Return the operation by whose table we run a layer, or an empty text if SGLang runs it."""
     weight: Any = getattr(layer, "weight", None)
-    if type(weight) not in _PLAIN or weight.device.type != points.device_type or (invariant(points) and not points.bounded):
+    if type(weight) not in PLAIN or weight.device.type != points.device_type or (invariant(points) and not points.bounded):
         return ""
     return operation_for(layer, points)

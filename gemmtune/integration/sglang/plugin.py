@@ -4,8 +4,8 @@ from typing import Any
 
 from ... import settings
 from ..serving.start import logger
-from . import linear, mixed, scaled
-from .points import MIXED, SCALED, Points
+from . import experts, linear, mixed, scaled
+from .points import EXPERTS, MIXED, SCALED, Points
 
 _registries = list[object]()
 """Registries that have our hooks."""
@@ -25,10 +25,11 @@ def install(points: Points) -> None:
     quantized = [x for x in (*MIXED, *SCALED) if x in points.targets]
     for target in quantized:
         points.registry.register(f"{target}.process_weights_after_loading", loaded, points.around)
-    for hooks in (linear.hooks, mixed.hooks, scaled.hooks):
+    for hooks in (linear.hooks, mixed.hooks, scaled.hooks, experts.hooks):
         for target, hook in hooks(points):
             points.registry.register(target, hook, points.around)
     log = logger(points.name)
-    if absent := [x for x in (*MIXED, *SCALED) if x not in quantized]:
+    absent = [x for x in (*MIXED, *SCALED) if x not in quantized] + [EXPERTS] * (points.combined is None)
+    if absent:
         log.info("gemmtune leaves layers of %s as they are, which this SGLang has otherwise or not at all", ", ".join(absent))
-    log.info("gemmtune runs linear layers that have a table in %s", settings.current().store_file)
+    log.info("gemmtune runs layers that have tables in %s", settings.current().store_file)

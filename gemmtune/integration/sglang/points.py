@@ -11,6 +11,10 @@ from ..serving.start import Finder, Missing
 QUANTIZATION = "sglang.srt.layers.quantization"
 DENSE = f"{QUANTIZATION}.unquant.UnquantizedLinearMethod"
 """The linear method of weights that are not quantized."""
+EXPERTS = f"{QUANTIZATION}.unquant.UnquantizedFusedMoEMethod"
+"""The method of experts that are not quantized."""
+COMBINED = "sglang.srt.layers.moe.token_dispatcher.StandardCombineInput"
+"""SGLang's record of a result of experts."""
 MIXED = (
     f"{QUANTIZATION}.gptq.GPTQMarlinLinearMethod",
     f"{QUANTIZATION}.awq.AWQLinearMethod",
@@ -28,6 +32,8 @@ PRODUCTS = (f"{QUANTIZATION}.fp8_utils.fp8_scaled_mm", f"{QUANTIZATION}.w8a8_int
 """Functions for products of inputs that are rounded by rows."""
 FUNCTIONS = {"apply": ("self", "layer", "x", "bias"), "process_weights_after_loading": ("self", "layer")}
 """Parameters of the functions of a linear method, which the plugin passes on by place."""
+OF_EXPERTS = FUNCTIONS | {"apply": ("self", "layer", "dispatch_output")}
+"""Parameters of the functions of a method of experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,8 @@ class Points:
     """The device type of layers that the plugin serves."""
     is_invariant: Callable[[], bool]
     """Function that tells if SGLang's own products are batch-invariant now, after the model is loaded."""
+    combined: Callable[..., Any] | None
+    """SGLang's record of a result of experts, or None if this version has no such experts."""
     argument: Callable[..., Any]
     """Function that returns an argument of the server, as it is in effect, by its path in newer versions."""
 
@@ -85,7 +93,7 @@ def find_points() -> Points | Missing:
         return finder.missing()
     return Points(
         registry=registry, around=kinds.AROUND, targets=frozenset(_present()), is_invariant=is_invariant,
-        device_type="cuda" if is_cuda() else "cpu", argument=_reader(),
+        device_type="cuda" if is_cuda() else "cpu", combined=_combined(), argument=_reader(),
     )  # fmt: skip
 
 
@@ -98,6 +106,14 @@ def _present() -> list[str]:
         finder.check(point if isinstance(point, type) else None, FUNCTIONS)
         found += [target] if not finder.absent else []
     return found
+
+
+def _combined() -> Callable[..., Any] | None:
+    """Return ``Points.combined``."""
+    finder = Finder("sglang")
+    finder.check(finder.get(*EXPERTS.rsplit(".", 1)), OF_EXPERTS)
+    combined: Callable[..., Any] | None = finder.get(*COMBINED.rsplit(".", 1))
+    return None if finder.absent else combined
 
 
 def _reader() -> Callable[..., Any]:

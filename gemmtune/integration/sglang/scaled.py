@@ -11,7 +11,7 @@ import torch
 
 from ...operators import library as library  # defines torch.ops.gemmtune
 from ..serving.scaled import int8_product
-from ..serving.tables import invariant, unserved_quantized
+from ..serving.tables import invariant, unserved_unmeasured
 from .linear import Hook
 from .points import PRODUCTS, Points
 
@@ -55,4 +55,4 @@ def note(layer: Any, points: Points) -> None:
         op, words = "int_mm", {}
         if weight.dtype != torch.int8:
             op, words = "scaled_mm", {"dtype": weight.dtype, "out_dtype": dtype, "scales": "row"}
-        SERVED[weight.dtype, n, k, dtype] = not unserved_quantized(op, (n, k), words, points)
+        SERVED[weight.dtype, n, k, dtype] = not unserved_unmeasured(op, (n, k), words, points)

@@ -2,6 +2,7 @@
 
 from ... import settings
 from ..serving.start import logger
+from . import experts
 from .linear import take_over
 from .mixed import MixedKernel
 from .points import Points
@@ -30,4 +31,5 @@ def install(points: Points) -> None:
         kernels = points.lists[kind].setdefault(points.platform._enum, [])
         if all(x.__name__ != name for x in kernels):
             kernels.insert(0, type(name, (kernel, points.bases[kind]), {"points": points, "__module__": kernel.__module__}))
-    log.info("gemmtune runs linear layers that have a table in %s", settings.current().store_file)
+    experts.take_over(points)
+    log.info("gemmtune runs layers that have tables in %s", settings.current().store_file)

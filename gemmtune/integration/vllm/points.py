@@ -19,6 +19,34 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "fp8_block": ("Fp8BlockScaledMMLinearKernel", "_POSSIBLE_FP8_BLOCK_KERNELS"),
 }
 """For each kind of quantized kernel its base class and the lists, one for each platform, in which vLLM looks in order."""
+MOE = "vllm.model_executor.layers.fused_moe"
+SELECTS = {
+    "dense": (f"{MOE}.oracle.unquantized", "select_unquantized_moe_backend", ("moe_config",)),
+    "fp8": (f"{MOE}.oracle.fp8", "select_fp8_moe_backend", ("config", "weight_key", "activation_key", "allow_vllm_cutlass")),
+}
+"""For each kind of experts the function that chooses a backend and a class, with its parameters."""
+EXPERTS = {
+    "base": (f"{MOE}.modular_kernel", "FusedMoEExpertsModular"),
+    "format": (f"{MOE}.modular_kernel", "FusedMoEActivationFormat"),
+    "reduced": (f"{MOE}.topk_weight_and_reduce", "TopKWeightAndReduceNoOP"),
+    "rounded": (f"{MOE}.utils", "moe_kernel_quantize_input"),
+}
+"""Other names that layers of experts need."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertPoints:
+    """The extension points for layers of experts."""
+
+    selects: Mapping[str, Callable[..., Any]]
+    """Function of each kind of weights that chooses a backend of vLLM and a class."""
+    base: type
+    by_token: Any
+    """vLLM's name of the format in which a row of the inputs is a token."""
+    reduced: Callable[[], Any]
+    """Function that returns the step which adds nothing to a finished result."""
+    rounded: Callable[..., Any]
+    """Function that rounds rows to eight bits, and returns them and their scales."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +66,7 @@ class Points:
     """The module with vLLM's environment variables."""
     config: Callable[[], Any]
     """Function that returns the configuration of the model that is being made or run, or None."""
+    experts: ExpertPoints | Missing
 
     @property
     def device_type(self) -> str:
@@ -68,4 +97,22 @@ def find_points() -> Points | Missing:
     get("vllm.envs", "VLLM_BATCH_INVARIANT")
     if finder.absent:
         return finder.missing()
-    return Points(methods=methods, bases=bases, lists=lists, platform=platform, envs=import_module("vllm.envs"), config=config)
+    return Points(
+        methods=methods, bases=bases, lists=lists, platform=platform, envs=import_module("vllm.envs"), config=config,
+        experts=_find_experts(),
+    )  # fmt: skip
+
+
+def _find_experts() -> ExpertPoints | Missing:
+    """Return the extension points for layers of experts, or the names that this version lacks."""
+    finder = Finder("vllm")
+    selects = {kind: finder.get(module, name) for kind, (module, name, _) in SELECTS.items()}
+    found = {role: finder.get(*place) for role, place in EXPERTS.items()}
+    for kind, (module, name, expected) in SELECTS.items():
+        finder.check_function(f"{module}.{name}", selects[kind], expected)
+    by_token = getattr(found["format"], "Standard", None)
+    if found["format"] is not None and by_token is None:
+        finder.absent.append(".".join((*EXPERTS["format"], "Standard")))
+    if finder.absent:
+        return finder.missing()
+    return ExpertPoints(selects=selects, base=found["base"], by_token=by_token, reduced=found["reduced"], rounded=found["rounded"])

@@ -7,7 +7,7 @@ import torch
 from ...operators import library as library  # defines torch.ops.gemmtune
 from ...problem.scales import SCALE_BLOCK
 from ..serving.scaled import int8_product, rounded_rows
-from ..serving.tables import INVARIANT, all_layers, how_to_run_all, invariant, unserved_quantized
+from ..serving.tables import INVARIANT, all_layers, how_to_run_all, invariant, unserved_unmeasured
 from .notes import note
 from .points import Points
 
@@ -101,7 +101,7 @@ class _Float8(_Kernel):
         if not reason:
             n, k = c.weight_shape
             words = {"dtype": c.weight_quant_key.dtype, "out_dtype": c.out_dtype, "scales": scales}
-            reason = unserved_quantized("scaled_mm", (n, k), words, cls.points)
+            reason = unserved_unmeasured("scaled_mm", (n, k), words, cls.points)
         return not reason, reason or None
 
     @classmethod
@@ -110,8 +110,7 @@ class _Float8(_Kernel):
         inputs, weights = c.activation_quant_key.scale.group_shape, c.weight_quant_key.scale.group_shape
         if inputs.is_per_tensor() and weights.is_per_tensor():
             return "tensor"
-        by_column = weights.is_per_channel() or weights.is_per_token()  # vLLM has both names for weights [N, K] and [K, N]
-        return "row" if inputs.is_per_token() and by_column else ""
+        return "row" if row_scales(c.activation_quant_key.scale, c.weight_quant_key.scale) else ""
 
 
 class Float8Kernel(_Float8):
@@ -135,10 +134,7 @@ class BlockKernel(_Float8):
 
     @classmethod
     def _scales(cls, c: Any) -> str:
-        scale = c.activation_quant_key.scale
-        inputs, weights = tuple(scale.group_shape), tuple(c.weight_quant_key.scale.group_shape)
-        known = not scale.static and inputs == (1, SCALE_BLOCK) and weights == (SCALE_BLOCK, SCALE_BLOCK)
-        return "block_128x128" if known else ""
+        return "block_128x128" if block_scales(c.activation_quant_key.scale, c.weight_quant_key.scale) else ""
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Let vLLM prepare the weight, then lay its scales [N/128, K/128] out along N, as our kernels read them."""
@@ -151,6 +147,18 @@ class BlockKernel(_Float8):
         """Return (A · As) @ (B · Bs)ᵀ for B [N, K]."""
         out_dtype = self.config.out_dtype
         return torch.ops.gemmtune.scaled_mm(A, B.t(), As, Bs.t(), out_dtype=out_dtype, may_tune=False)  # type: ignore[no-any-return]
+
+
+def row_scales(inputs: Any, weights: Any) -> bool:
+    """Return True for a scale for each row of the inputs and each column of the weight, in vLLM's descriptions of scales."""
+    by_column = weights.group_shape.is_per_channel() or weights.group_shape.is_per_token()  # of weights [N, K] and [K, N]
+    return bool(inputs.group_shape.is_per_token() and by_column)
+
+
+def block_scales(inputs: Any, weights: Any) -> bool:
+    """Return True for scales of 1x128 blocks of the inputs, computed for each batch, and of 128x128 of the weight."""
+    sides = tuple(inputs.group_shape), tuple(weights.group_shape)
+    return not inputs.static and sides == ((1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK))
 
 
 def _replace(layer: Any, name: str, data: Tensor) -> None:

@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
 
-from ....choice import Choice, Kernel, Offers, Refusal, Run, Scalars, Tensors
+from ....choice import Kernel, Offers, Refusal, Run, Scalars, Tensors
 from ....device import DeviceInfo
 from ....effort import EFFORT
 from ....numerics.block_sparse import parts
@@ -22,7 +22,7 @@ from ..configs import Config, Geometry, geometry, repeats, splits_for, tiles_of
 from ..launch import bind
 from ..legality import LEAST_BLOCK, WARP_GROUP_ROWS, Predicate
 from ..records import Record, record_of
-from .configs import AXES, MOST_SPLITS, BlocksConfig, transpose_bytes, why_not_blocks, why_not_config
+from .configs import MOST_SPLITS, BlocksConfig, transpose_bytes, why_not_blocks, why_not_config
 from .rows import packed, unit_of
 
 INDICES = ("crow", "col")
@@ -64,19 +64,6 @@ class BlocksChoice(KernelChoice):
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
         assert isinstance(config, BlocksConfig)
         return why_not_blocks(problem) or why_not_config(problem, device, config)
-
-    @property
-    def axes(self) -> Mapping[str, Sequence[int]]:
-        return {} if self.target is None else AXES
-
-    @property
-    def parameters(self) -> Mapping[str, int]:
-        return {name: getattr(self.config, name) for name in self.axes}
-
-    def moved(self, parameters: Mapping[str, int], device: DeviceInfo) -> Choice | str:
-        changes: dict[str, Any] = dict(parameters)
-        config = dataclasses.replace(self.config, **changes)
-        return self.why_not(self.problem, device, config) or self.of(self.problem, device, config)
 
     @property
     def panel(self) -> tuple[int, int]:
@@ -159,10 +146,12 @@ class BlocksChoice(KernelChoice):
 
 
 BLOCKS_M, PANELS_N, PANELS_K = (16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64, 128)
-STAGES = (4, 3)
+STAGES, DEEP_STAGES = (4, 3), (5, 4, 3)
+MOST_DEEP = 512
+"""Largest M at which pipelines of five stages are tried. Tiles of few tokens leave shared memory for them."""
 SMALL_M = 32
 """Largest M for which the weight is always the left operand of the instruction."""
-MOST_ALIKE = 3
+MOST_ALIKE = 4
 """Most configs of one output tile that are tried first."""
 MOST_ORDERED = 2
 """Most configs per output tile and row order, for configs that reorder the weight's rows."""
@@ -233,6 +222,7 @@ def cost(problem: Problem, device: DeviceInfo, config: BlocksConfig) -> float:
 
 def _pool(problem: Problem, device: DeviceInfo) -> Iterator[BlocksConfig]:
     overlaps = device.type == "cuda" and can_overlap(device.capability)
+    depths = DEEP_STAGES if problem.m <= MOST_DEEP else STAGES
     tokens = [block for block in BLOCKS_M if block == LEAST_BLOCK or block < 2 * problem.m]
     for block_m, block_n, block_k in itertools.product(tokens, PANELS_N, PANELS_K):
         elements = block_m * block_n
@@ -240,7 +230,7 @@ def _pool(problem: Problem, device: DeviceInfo) -> Iterator[BlocksConfig]:
         plain = BlocksConfig(block_m=block_m, block_n=block_n, block_k=block_k, stages=1, warps=warps, pdl=overlaps)
         splits = [s for s in splits_for(tiles_of(problem, plain), device.sm_count) if s <= MOST_SPLITS]
         swaps = (True,) if problem.m <= SMALL_M else (False, True) if block_n >= WARP_GROUP_ROWS else (False,)
-        for stages, split_k, swap in itertools.product(STAGES, splits, swaps):
+        for stages, split_k, swap in itertools.product(depths, splits, swaps):
             config = replace(plain, stages=stages, split_k=split_k, swap=swap)
             yield config
             yield replace(config, rows="alike")

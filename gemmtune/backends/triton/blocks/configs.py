@@ -1,25 +1,19 @@
 """Configs of the kernel for block-sparse products, and their legality."""
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
 
 from ....device import DeviceInfo
 from ....problem import Problem
 from ..classes import INT32_LIMIT
-from ..configs import SPLITS, STAGES, Config
+from ..configs import Config
 from ..legality import LEAST_BLOCK, LEAST_BLOCK_K_OF_BYTES, Predicate
 
 Rows = Literal["neighbours", "alike", "pairs"]
 MOST_JOINED = 8
 """Most blocks per side that one panel merges; beyond it nearly all of the panel is zeros."""
 MOST_SPLITS = 16
-AXES: Mapping[str, tuple[int, ...]] = {
-    "stages": STAGES, "warps": (1, 2, 4, 8, 16), "group_m": (1, 2, 4, 8, 16, 32),
-    "split_k": tuple(split for split in SPLITS if split <= MOST_SPLITS),
-}  # fmt: skip
-"""Parameters along which a search continues from the fastest config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
