@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from ..backends.table import TEMPLATES, load
 from ..choice import Choice, Refusal
 from ..device import DeviceInfo, detect
 from ..problem import Problem
-from ..selector.offers import enabled_backends, offers_for
+from ..selector.offers import enabled_backends
 from ..selector.precompile import Compilation
 from ..selector.progress import Progress
 from ..selector.table import refusal_lines
 from ..selector.text_table import counted
+from ..selector.trials import devices_like, tried_offers
 from ..settings import Settings
 from .asked import arch_of, refuse_if_disabled, settings_changes
 from .printing import answer, watched
@@ -91,8 +93,8 @@ def _build(problems: Sequence[Problem], device: DeviceInfo, chosen: Settings, pr
     # Collect the distinct kernels of all problems.
     kernels: dict[str, Choice] = {}
     refusals: list[Refusal] = []
-    for problem in problems:
-        offers = offers_for(problem, device, chosen, on_this_machine=False)
+    for problem, like in itertools.product(problems, devices_like(device, chosen)):
+        offers = tried_offers(problem, like, chosen, on_this_machine=False)
         kernels |= {c.compile_key: c for c in offers.choices if c.compile_key and c.compile_key not in kernels}
         refusals += offers.refusals
     # Separate kernels that exist, that cannot be made, and that can be compiled.

@@ -33,8 +33,9 @@ def busy_work(devices: Iterable[DeviceInfo], changes: Mapping[str, Any], options
     refuse_problem_options(options)
     with settings.patch(**changes) as chosen:
         machines = {fingerprint_text(info, chosen.timing) for info in devices}
-        keys = {row.key for row in opened().every_row() if row.fingerprint in machines and row.info.get(DISTURBED)}
-        facts = [x for x in opened().every_ranged() if x.fingerprint in machines and x.value.get("disturbed")]
+        store = opened(checked=False)
+        keys = {row.key for row in store.every_row() if row.fingerprint in machines and row.info.get(DISTURBED)}
+        facts = [x for x in store.every_ranged() if x.fingerprint in machines and x.value.get("disturbed")]
         kind = kind_of(chosen)
     tables = [table for fact in facts if fact.kind == kind and (table := _table(fact)) is not None]
     others = sum(fact.kind == INVARIANT for fact in facts) if kind == TABLE else 0

@@ -11,9 +11,10 @@ from ..choice import Offers
 from ..device import detect
 from ..problem import Problem
 from ..report.names import problem_text
-from ..selector.offers import enabled_backends, offers_for
+from ..selector.offers import enabled_backends
 from ..selector.table import refusal_lines
 from ..selector.text_table import TextTable
+from ..selector.trials import tried_offers
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import open_store
@@ -37,7 +38,7 @@ def choices(*, shape: str, arch: str | None, json_file: str | None, **options: A
     changes = settings_changes(options)
     wanted = problem_of_word(shape, Spec(device_type=device.torch_device.type, **options))
     with settings.patch(**changes) as chosen:
-        offers = offers_for(wanted, device, chosen, on_this_machine=arch is None)
+        offers = tried_offers(wanted, device, chosen, on_this_machine=arch is None)
         names = enabled_backends(device, chosen)
     data = {
         "problem": {"text": str(wanted)} | wanted.to_json(),

@@ -74,7 +74,7 @@ def replay_store(file: str | None, search: tuple[Search, ...], order: tuple[Orde
 
 def own_source() -> Source:
     """Return the contents of the store in force."""
-    store = opened()
+    store = opened(checked=False)
     return of_store(store, store.path.name if store.path else "store")
 
 

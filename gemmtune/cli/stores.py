@@ -48,7 +48,7 @@ VERSIONS = ("torch", "driver", "cuda", "hip", "cublas", "rocm", "triton", "metho
 
 def show(shapes: Sequence[str], match: str | None, here: bool, rows: int, json_file: str | None) -> None:
     """Show the contents of the store: the pick and the next best choices by machine and problem, and the tables for every M."""
-    store, wanted = opened(), Selection.of(shapes, match, here)
+    store, wanted = opened(checked=False), Selection.of(shapes, match, here)
     known = [found for found in known_of(store.every_row()) if wanted.has(found.key, found.fingerprint)]
     tables = [fact for fact in store.every_ranged() if wanted.has_table(fact.key, fact.fingerprint)]
     known.sort(key=lambda k: (k.fingerprint, problem_text(k.key)))
@@ -59,13 +59,12 @@ def show(shapes: Sequence[str], match: str | None, here: bool, rows: int, json_f
 
 def export_store(file: str, shapes: Sequence[str], match: str | None, here: bool, file_format: str, json_file: str | None) -> None:
     """Write the store, or the problems that were asked for, as JSON that import reads or in the format of another tool."""
-    store, wanted = opened(), Selection.of(shapes, match, here)
+    store, wanted = opened(checked=False), Selection.of(shapes, match, here)
     if file == STDOUT and (json_file == STDOUT or file_format == "moe"):
         raise click.UsageError("FILE: got -, expected a file with --json -, and a folder with --format moe")
     if os.path.isdir(file) and file_format != "moe":
         raise click.ClickException(f"export: cannot write {file}: it is a folder")
-    found = any(wanted.has(*row.scope) for row in store.every_row()) or any(map(wanted.chooses, store.every_ranged()))
-    if not found and not wanted.empty:
+    if not wanted.empty and not (any(map(wanted.chooses, store.every_ranged())) or any(map(wanted.chooses, store.every_row()))):
         raise click.ClickException(f"export: {NOTHING}")
     with reserved_stdout() if file == STDOUT else contextlib.nullcontext():
         count, what = _exported(store, wanted, file_format, file)
@@ -129,15 +128,18 @@ def _is_database(file: str) -> bool:
         raise click.ClickException(f"cannot read {file}: {error.strerror}") from error
 
 
-def opened() -> Store:
-    """Return the store of the settings. Raises StoreError if its file cannot be used, because these commands need the file."""
+def opened(*, checked: bool = True) -> Store:
+    """Return the store of the settings. Raises StoreError if its file cannot be used, because these commands need the file.
+
+    The whole file is ``checked``, which takes as long as reading it. What reads all rows checks them itself.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         store = open_store(dataclasses.replace(settings.given(), disable=False))
-        health = store.health()
-    if health.state == "memory":
+        state = store.health().state if checked else store.state
+    if state == "memory":
         # The error repeats the warning.
-        raise StoreError(health.detail or f"store: {store.path} cannot be used")
+        raise StoreError(store.trouble or f"store: {store.path} cannot be used")
     for warning in caught:
         warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
     return store

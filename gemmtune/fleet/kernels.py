@@ -17,8 +17,8 @@ from ..effort import EFFORT
 from ..errors import UnavailableError
 from ..problem import Problem
 from ..selector.crossover import sampled_rows, spread
-from ..selector.offers import offers_for
 from ..selector.precompile import precompile
+from ..selector.trials import tried_offers
 from ..settings import Settings, use
 from .job import Job
 
@@ -46,7 +46,7 @@ def compiled_for(job: Job, device: DeviceInfo, settings: Settings, run: str) -> 
         assert here is not None
         make_private(folder)
         before = {name for name, _ in kernel_files(folder)}
-        offers = [offers_for(problem, device, here, on_this_machine=False) for problem in tuned_problems(job, here)]
+        offers = [tried_offers(problem, device, here, on_this_machine=False) for problem in tuned_problems(job, here)]
         precompile([c for each in offers for c in each.choices if c.compile_key and c.obstacle is None], here)
         return {name: path.read_bytes() for name, path in kernel_files(folder) if name not in before}
 

@@ -17,7 +17,7 @@ from ..selector.candidates import Candidates, outcome_of
 from ..selector.offers import offers_for, untried_variants
 from ..selector.pick import right
 from ..selector.result import Outcome
-from ..selector.trials import trials_for
+from ..selector.trials import trials_for, tried_offers
 from ..settings import Search, Settings
 from ..store.row import Row
 from .known import Known
@@ -153,7 +153,8 @@ def _trace(known: Known, settings: Settings, order: Order, number: int) -> Trace
     """Return what a search finds with its offers in this order. ``number`` distinguishes random ones."""
     assert known.problem is not None
     device = device_of(known.fingerprint)
-    offers = offers_for(known.problem, device, settings, on_this_machine=False)
+    offers_of = tried_offers if order == "tuning" else offers_for
+    offers = offers_of(known.problem, device, settings, on_this_machine=False)
     trials = trials_for(known.problem, device, settings, offers.choices) if order == "tuning" else None
     made = Candidates(problem=known.problem, device=device, settings=settings, offers=offers, choices={}, known={}, trials=trials)
     run, listed = _Run(known, made), list(offers.choices)

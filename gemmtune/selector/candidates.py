@@ -17,10 +17,10 @@ from ..problem import Problem
 from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
 from ..store.store import Row, Store
-from .offers import enabled_backends, interleaved, known_variants, named_choice, offers_for, widest_offers_for
+from .offers import enabled_backends, interleaved, known_variants, named_choice, widest_offers_for
 from .pick import pick
 from .result import ALONE, DISTURBED, SETTLED, Outcome
-from .trials import Trials, trials_for
+from .trials import Trials, trials_for, tried_offers
 
 Retry = Literal["needed", "failed", "disturbed"]
 """Stored outcomes of a busy machine that do not count, so that they are measured again.
@@ -184,7 +184,7 @@ def _reopened(known: dict[str, Outcome]) -> dict[str, Outcome]:
 
 def candidates_for(problem: Problem, device: DeviceInfo, settings: Settings, *, host_us: float = 0.0) -> Candidates:
     """Return the choices for a problem, without outcomes."""
-    offers = offers_for(problem, device, settings)
+    offers = tried_offers(problem, device, settings)
     choices, trials = {c.content_hash: c for c in offers.choices}, trials_for(problem, device, settings, offers.choices)
     found = Candidates(problem=problem, device=device, settings=settings, offers=offers, choices=choices, known={}, host_us=host_us)
     return dataclasses.replace(found, trials=trials)

@@ -25,18 +25,22 @@ class Health:
     journal_mode: str
 
 
-def check(database: Database) -> None:
-    """Read and check a whole file. Raises sqlite3.DatabaseError for damage, or a record that does not match its checksum."""
+def check(database: Database) -> int:
+    """Read and check a whole file, and return its number of rows.
+
+    Raises sqlite3.DatabaseError for damage, or a record that does not match its checksum.
+    """
     if (finding := database.pragma("integrity_check(1)")) != "ok":
         raise corrupt(finding)
-    for _ in (*database.every_row(), *database.limits(), *database.ranged()):
+    for _ in (*database.limits(), *database.ranged()):
         pass
+    return sum(1 for _ in database.every_row())
 
 
 def contents(database: Database) -> tuple[int, int, str]:
     """Check a whole file, and return its numbers of problems and rows and its journal mode."""
-    check(database)
-    return *database.count(), database.pragma("journal_mode")
+    rows = check(database)
+    return database.scopes(), rows, database.pragma("journal_mode")
 
 
 def set_aside(database: Database) -> Path | None:

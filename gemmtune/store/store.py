@@ -149,15 +149,26 @@ class Store:
             rows, limits, ranged = list(other.every_row()), list(other.limits()), list(other.ranged())
         return self.absorb(rows, limits, ranged)
 
+    @property
+    def state(self) -> str:
+        """``file``, ``read-only`` or ``memory``, as in ``Health``. The file is opened, and not read."""
+        with LOCK:
+            self._with_file(Database.connection, writing=False)
+            return "memory" if self._file is None else "file" if self.writable else "read-only"
+
+    @property
+    def trouble(self) -> str:
+        """Reason why the file is not used, or not written; empty if it is."""
+        return self._trouble
+
     def health(self) -> Health:
         """Check the whole file, which takes as long as reading it. A corrupt file is set aside, as at any use."""
         with LOCK:
             found = self._with_file(contents, writing=False)
             scopes, rows, journal = found if found else contents(self._memory)
-            state = "memory" if self._file is None else "file" if self.writable else "read-only"
             size = os.path.getsize(self._path) if self._path and os.path.exists(self._path) else 0
         return Health(
-            path=self._path, state=state, detail=self._trouble, scopes=scopes, rows=rows, size_bytes=size, journal_mode=journal
+            path=self._path, state=self.state, detail=self._trouble, scopes=scopes, rows=rows, size_bytes=size, journal_mode=journal
         )
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from gemmtune.device import detect
 from gemmtune.problem.rows import row_classes
 from gemmtune.problem.trace import trace
 from gemmtune.selector.result import HOST_US
+from gemmtune.store.database import Database
 from gemmtune.store.key import canonical, fingerprint_text
 from gemmtune.store.store import Ranged, Row, Store
 
@@ -232,6 +233,26 @@ def test_show_json_has_every_row(capsys, filled):
     assert (here["pick"], here["speedup_over_torch"]) == ("cpp:fast", 2.5)
     assert {c["name"]: c["status"] for c in here["choices"]}["cpp:bad"] == "crashed"
     assert (there["machine"], len(there["choices"])) == ({"device": "a GPU"}, 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "times"),
+    [
+        ("show", 1),
+        ("show --match mm", 1),
+        ("export out.json", 1),
+        ("export out.json --match mm", 2),
+        ("doctor", 1),
+        ("import -", 1),
+    ],
+)
+def test_a_store_is_read_no_more_often_than_needed(filled, tmp_path, monkeypatch, command, times):
+    """A store of 100000 rows takes seconds to read."""
+    read, every_row = [], Database.every_row
+    monkeypatch.setattr(Database, "every_row", lambda self: read.append(self.path) or every_row(self))
+    monkeypatch.chdir(tmp_path)
+    cli.run(command.split())
+    assert read.count(filled) == times
 
 
 def test_show_of_failures_only(capsys, own_store):

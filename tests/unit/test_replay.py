@@ -39,7 +39,7 @@ def test_searches_find_what_was_found_on_an_h200():
     assert at_the_end(default)["median"] <= 0.01
     assert at_the_end(default)["worst"] <= 0.05
     assert at_the_end(quick)["median"] <= 0.01
-    assert at_the_end(quick)["p95"] <= 0.05
+    assert at_the_end(quick)["p95"] <= 0.03, "the likely fastest of a default search are not those of the quick one"
     assert at_the_end(quick)["worst"] <= 0.10
     assert summary(default.at(8))["p95"] <= 0.10, "what measurements favour is not tried first"
     assert default.choices < 15, "favoured choices suffice nowhere"
