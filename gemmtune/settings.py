@@ -117,8 +117,8 @@ class Settings:
     """JSON file of ``gemmtune.sparse.MetaTable.dump``, whose parameters for torch's block-sparse kernel are tried before
     torch's own table."""
     vllm: kinds.Plugin = "1"
-    """The plugin in vLLM. ``0`` leaves vLLM as it is. ``1`` runs layers on a GPU whose weight has a table, quantized ones only by a
-    measured table. ``all`` also runs quantized layers by default tables, and layers on a CPU by measured ones."""
+    """The plugin in vLLM. ``0`` leaves vLLM as it is. ``1`` runs layers on a GPU whose weight has a table, quantized ones and
+    experts only by a measured table. ``all`` also runs quantized layers by default tables, and layers on a CPU by measured ones."""
     sglang: kinds.Plugin = "1"
     """The plugin in SGLang, with the values of ``vllm``."""
     log_file: kinds.File = None
