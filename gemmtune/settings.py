@@ -114,8 +114,8 @@ class Settings:
     """Look up warm calls in C++, in a module that is compiled during the first tuning of a process or by `gemmtune doctor
     --build`."""
     vllm: kinds.Plugin = "1"
-    """The plugin in vLLM. ``0`` leaves vLLM as it is. ``1`` runs layers on a GPU whose weight has a table, quantized ones only by a
-    measured table. ``all`` also runs quantized layers by default tables, and layers on a CPU by measured ones."""
+    """The plugin in vLLM. ``0`` leaves vLLM as it is. ``1`` runs layers on a GPU whose weight has a table, quantized ones and
+    experts only by a measured table. ``all`` also runs quantized layers by default tables, and layers on a CPU by measured ones."""
     sglang: kinds.Plugin = "1"
     """The plugin in SGLang, with the values of ``vllm``."""
     log_file: kinds.File = None

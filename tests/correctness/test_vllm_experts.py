@@ -117,6 +117,7 @@ def test_experts_stay_vllms_for_a_reason_that_the_log_has(vllm: StandIn, monkeyp
     assert vllm.config.additional_config == {}
     monkeypatch.setattr(sys.modules["vllm.envs"], "VLLM_BATCH_INVARIANT", True)
     assert chosen() == (vllm.backend, vllm.theirs)
+    assert "batch-invariant" in caplog.messages[-1]
 
 
 def test_the_log_names_what_makes_both_tables(vllm: StandIn, caplog: pytest.LogCaptureFixture) -> None:
@@ -136,7 +137,7 @@ ROW, BLOCK = (key(-1, 1), key(1, -1)), (key(128, 128, static=True), key(1, 128))
 
 
 @pytest.mark.parametrize(("scales", "keys"), [("row", ROW), ("block_128x128", BLOCK)])
-def test_float8_experts_compute_their_scales(vllm: StandIn, scales: Any, keys: tuple[QuantKey, QuantKey]) -> None:
+def test_float8_experts_compute_their_scales(vllm: StandIn, scales: Any, keys: tuple[QuantKey, QuantKey], caplog: Any) -> None:
     hidden, inner = 256, 128
     config = dataclasses.replace(CONFIG, hidden_dim=hidden, intermediate_size_per_partition=inner, in_dtype=torch.bfloat16)
     assert chosen(config, *keys) == (vllm.backend, vllm.theirs)  # without tables
@@ -145,6 +146,7 @@ def test_float8_experts_compute_their_scales(vllm: StandIn, scales: Any, keys: t
     backend, kind = chosen(config, *keys)
     assert (backend, kind.__name__) == (Backend.TRITON, "GemmtuneFP8Experts")
     assert chosen(config, key(-1, -1), key(-1, -1)) == (vllm.backend, vllm.theirs)
+    assert "scales: got" in caplog.messages[-1]
     w1, w2 = torch.randn(GROUPS, 2 * inner, hidden) / 16, torch.randn(GROUPS, hidden, inner) / 11
     (q1, s1), (q2, s2) = (quantized(w, scales) for w in (w1, w2))
     made = kind(config, ExpertsQuantization(w1_scale=s1, w2_scale=s2, block_shape=[128, 128] if scales != "row" else None))
@@ -182,7 +184,7 @@ def test_a_version_without_a_point_of_experts_keeps_its_own(monkeypatch: Any, ca
         assert vllm.linear.apply is not before
         monkeypatch.setattr(sys.modules[f"{MOE}.oracle.fp8"], "select_fp8_moe_backend", lambda config, more: None)
         plugin.register()
-        lack = f"{MOE}.oracle.fp8.select_fp8_moe_backend(config, weight_key, activation_key, allow_vllm_cutlass)"
+        lack = f"{MOE}.oracle.fp8.select_fp8_moe_backend(config, weight_key, activation_key)"
         assert any(line.endswith(lack) for line in caplog.messages)
 
 

@@ -305,11 +305,13 @@ def run_experts(
     return output
 
 
-def rounded(a: Tensor, scale: None, dtype: torch.dtype, per_token: bool, block: list[int] | None) -> tuple[Tensor, Tensor]:
+def rounded(
+    A: Tensor, A_scale: None, quant_dtype: torch.dtype, per_act_token_quant: bool, block_shape: list[int] | None
+) -> tuple[Tensor, Tensor]:
     """Round rows to float8, with a scale for each, or for each 128 columns of it."""
-    parts = a.float().unflatten(1, (-1, 128 if block else a.shape[1]))
+    parts = A.float().unflatten(1, (-1, 128 if block_shape else A.shape[1]))
     scales = parts.abs().amax(2) / 448
-    return (parts / scales.unsqueeze(2)).clamp(-448, 448).to(dtype).flatten(1), scales
+    return (parts / scales.unsqueeze(2)).clamp(-448, 448).to(quant_dtype).flatten(1), scales
 
 
 class _Method:

@@ -36,17 +36,14 @@ class Finder:
     def check(self, method: Any, functions: Mapping[str, tuple[str, ...]]) -> None:
         """Count each function that a class lacks, or that takes other parameters, among the absent names. None has all."""
         for name, (first, *expected) in functions.items() if method is not None else ():
-            function, place = getattr(method, name, None), f"{method.__module__}.{method.__name__}.{name}"
-            self._check(place, function, [first, *expected], expected)
+            function = getattr(method, name, None)
+            if function is None or [*inspect.signature(function).parameters] != [first, *expected]:
+                self.absent.append(f"{method.__module__}.{method.__name__}.{name}({', '.join(expected)})")
 
-    def check_function(self, place: str, function: Any, expected: Sequence[str]) -> None:
-        """Count a function that takes other parameters among the absent names. None was counted before."""
-        if function is not None:
-            self._check(place, function, expected, expected)
-
-    def _check(self, place: str, function: Any, expected: Sequence[str], shown: Sequence[str]) -> None:
-        if function is None or [*inspect.signature(function).parameters] != [*expected]:
-            self.absent.append(f"{place}({', '.join(shown)})")
+    def check_names(self, place: str, function: Any, expected: Sequence[str]) -> None:
+        """Count a function that lacks one of some parameters among the absent names. None was counted before."""
+        if function is not None and not {*expected} <= {*inspect.signature(function).parameters}:
+            self.absent.append(f"{place}({', '.join(expected)})")
 
     def missing(self) -> Missing:
         """Return the names that were not found."""

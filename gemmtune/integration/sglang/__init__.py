@@ -1,4 +1,4 @@
-"""The plugin for SGLang: its linear layers run by our tables. SGLang finds ``register`` by the entry point
+"""The plugin for SGLang: its linear layers and experts run by our tables. SGLang finds ``register`` by the entry point
 ``sglang.srt.plugins``."""
 
 from ..serving.start import start

@@ -1,4 +1,5 @@
-"""The plugin for vLLM: its linear layers run by our tables. vLLM finds ``register`` by the entry point ``vllm.general_plugins``."""
+"""The plugin for vLLM: its linear layers and experts run by our tables. vLLM finds ``register`` by the entry point
+``vllm.general_plugins``."""
 
 from ..serving.start import start
 from .points import find_points

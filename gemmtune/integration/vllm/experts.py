@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -11,9 +11,9 @@ import torch
 from ...operators import library as library  # defines torch.ops.gemmtune
 from ..serving.experts import Routed, Sizes, dense_layer, summed, why_not
 from ..serving.start import Missing, logger
-from ..serving.tables import log_once
+from ..serving.tables import INVARIANT, invariant, log_once
 from .notes import note
-from .points import ExpertPoints, Points
+from .points import SELECTS, ExpertPoints, Points
 from .scaled import block_scales, row_scales
 
 Tensor = torch.Tensor
@@ -102,6 +102,11 @@ class DenseExperts(Experts):
     w2_bias: Tensor | None
 
     @classmethod
+    def unlike(cls) -> str:
+        """Return the reason why we have no such weights, in vLLM's descriptions of them, or an empty text."""
+        return ""
+
+    @classmethod
     def unserved(cls, sizes: Sizes, dtype: torch.dtype) -> str:
         """Return the reason why no tables serve a layer, or an empty text."""
         return why_not("grouped_mm", sizes, {"dtype": dtype}, cls.points)
@@ -116,12 +121,16 @@ class Float8Experts(Experts):
     quant_config: Any
 
     @classmethod
-    def unserved(cls, sizes: Sizes, dtype: torch.dtype, weight_key: Any, activation_key: Any, *_: Any) -> str:
+    def unlike(cls, weight_key: Any, activation_key: Any) -> str:
+        """Return the reason why we have no such scales, or an empty text."""
+        known = weight_key is not None and activation_key is not None and _scales(weight_key, activation_key)
+        text = f"scales: got {activation_key} inputs and {weight_key} weights, expected rows and columns, or blocks of 128"
+        return "" if known else text
+
+    @classmethod
+    def unserved(cls, sizes: Sizes, dtype: torch.dtype, weight_key: Any, activation_key: Any) -> str:
         """Return the reason why no tables serve a layer, or an empty text."""
-        scales = "" if weight_key is None or activation_key is None else _scales(weight_key, activation_key)
-        if not scales:
-            return f"scales: got {activation_key} inputs and {weight_key} weights, expected rows and columns, or blocks of 128"
-        words = {"dtype": weight_key.dtype, "out_dtype": dtype, "scales": scales}
+        words = {"dtype": weight_key.dtype, "out_dtype": dtype, "scales": _scales(weight_key, activation_key)}
         return why_not("scaled_grouped_mm", sizes, words, cls.points)
 
     def _layer(
@@ -139,7 +148,10 @@ class Float8Experts(Experts):
         def layer(routed: Routed) -> Tensor:
             rows, scale_a = (part.index_select(0, routed.tokens) for part in (x, scale))
             h = activate(routed.biased(product(rows, scale_a, w1, config.w1_scale, routed.offs), config.w1_bias))
-            rows, scale_a = self.parts.rounded(h, None, config.quant_dtype, config.per_act_token_quant, config.block_shape)
+            rows, scale_a = self.parts.rounded(
+                A=h, A_scale=None, quant_dtype=config.quant_dtype, per_act_token_quant=config.per_act_token_quant,
+                block_shape=config.block_shape,
+            )  # fmt: skip
             return routed.biased(product(rows, scale_a, w2, config.w2_scale, routed.offs), config.w2_bias)
 
         return layer
@@ -177,18 +189,22 @@ def take_over(points: Points) -> None:
         if hasattr(select, _OURS):
             continue
         words = {"points": points, "parts": parts, "__module__": kernel.__module__}
-        _replace(select, _selecting(select, type(name, (kernel, parts.base), words), points))
+        _replace(select, _selecting(select, SELECTS[kind][2], type(name, (kernel, parts.base), words), points))
 
 
-def _selecting(select: Callable[..., Any], ours: Any, points: Points) -> Callable[..., Any]:
-    """Return a function that chooses as vLLM's ``select`` does, but ``ours`` for layers that have tables."""
+def _selecting(select: Callable[..., Any], names: Sequence[str], ours: Any, points: Points) -> Callable[..., Any]:
+    """Return a function that chooses as vLLM's ``select`` does, but ``ours`` for layers that have tables.
+
+    ``names`` are parameters of ``select``: the description of a layer, then those of its scales.
+    """
     signature = inspect.signature(select)
 
     @functools.wraps(select)
     def chosen(*arguments: Any, **keywords: Any) -> Any:
         backend, theirs = select(*arguments, **keywords)
-        config, *keys = signature.bind(*arguments, **keywords).arguments.values()
-        reason = _stays(config, backend, theirs, ours)
+        given = signature.bind(*arguments, **keywords).arguments
+        config, *keys = (given[name] for name in names)
+        reason = _stays(config, backend, theirs, ours, points) or ours.unlike(*keys)
         if reason:
             log_once(points.name, f"{points.name} runs experts of {config.num_local_experts}x{config.hidden_dim}: {reason}")
         elif not ours.unserved(_sizes(config), config.in_dtype, *keys) and note(points, f"{ours.__name__} {_sizes(config)}"):
@@ -199,13 +215,14 @@ def _selecting(select: Callable[..., Any], ours: Any, points: Points) -> Callabl
     return chosen
 
 
-def _stays(config: Any, backend: Any, theirs: Any, ours: Any) -> str:
+def _stays(config: Any, backend: Any, theirs: Any, ours: Any, points: Points) -> str:
     """Return the reason why a layer stays vLLM's whatever the tables are, or an empty text."""
     checks = (
         (theirs is None or backend.name in _LEFT, f"its backend is {backend.name}, which has a layout of its own"),
         (config.moe_backend != "auto", f"its backend {config.moe_backend} is asked for"),
         (config.is_lora_enabled, "adapters (LoRA) are enabled"),
         (theirs is not None and theirs.activation_format() != ours.activation_format(), "tokens come in batches of experts"),
+        (invariant(points), INVARIANT),
         (config.in_dtype not in _FLOATS, f"inputs: got {config.in_dtype}, expected one of {', '.join(map(str, _FLOATS))}"),
     )
     return next((text for applies, text in checks if applies), "")

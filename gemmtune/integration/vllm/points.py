@@ -22,9 +22,9 @@ KINDS: Mapping[str, tuple[str, str]] = {
 MOE = "vllm.model_executor.layers.fused_moe"
 SELECTS = {
     "dense": (f"{MOE}.oracle.unquantized", "select_unquantized_moe_backend", ("moe_config",)),
-    "fp8": (f"{MOE}.oracle.fp8", "select_fp8_moe_backend", ("config", "weight_key", "activation_key", "allow_vllm_cutlass")),
+    "fp8": (f"{MOE}.oracle.fp8", "select_fp8_moe_backend", ("config", "weight_key", "activation_key")),
 }
-"""For each kind of experts the function that chooses a backend and a class, with its parameters."""
+"""For each kind of experts the function that chooses a backend and a class, and parameters that the plugin reads."""
 EXPERTS = {
     "base": (f"{MOE}.modular_kernel", "FusedMoEExpertsModular"),
     "format": (f"{MOE}.modular_kernel", "FusedMoEActivationFormat"),
@@ -32,6 +32,13 @@ EXPERTS = {
     "rounded": (f"{MOE}.utils", "moe_kernel_quantize_input"),
 }
 """Other names that layers of experts need."""
+ROUNDED = ("A", "A_scale", "quant_dtype", "per_act_token_quant", "block_shape")
+"""Parameters of vLLM's function that rounds rows, by which the plugin calls it."""
+APPLY_EXPERTS = (
+    "output", "hidden_states", "w1", "w2", "topk_weights", "topk_ids", "activation", "expert_map", "a1q_scale",
+    "apply_router_weight_on_input",
+)  # fmt: skip
+"""Parameters of ``apply`` of experts that the plugin reads. vLLM gives all by their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +116,9 @@ def _find_experts() -> ExpertPoints | Missing:
     selects = {kind: finder.get(module, name) for kind, (module, name, _) in SELECTS.items()}
     found = {role: finder.get(*place) for role, place in EXPERTS.items()}
     for kind, (module, name, expected) in SELECTS.items():
-        finder.check_function(f"{module}.{name}", selects[kind], expected)
+        finder.check_names(f"{module}.{name}", selects[kind], expected)
+    finder.check_names(".".join(EXPERTS["rounded"]), found["rounded"], ROUNDED)
+    finder.check_names(".".join((*EXPERTS["base"], "apply")), getattr(found["base"], "apply", None), APPLY_EXPERTS)
     by_token = getattr(found["format"], "Standard", None)
     if found["format"] is not None and by_token is None:
         finder.absent.append(".".join((*EXPERTS["format"], "Standard")))
