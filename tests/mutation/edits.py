@@ -12,13 +12,15 @@
 ``statement``   a call for its effect, an augmented assignment, a raise, a continue or a break dropped
 ==============  ==================================================================================================================
 
-The rest of the text does not change. Annotations, docstrings, decorators, messages and large limits get no edits.
+The rest of the text does not change. Annotations, docstrings, decorators, messages, large limits and comparisons with a clock get
+no edits.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+import re
 from dataclasses import dataclass
 
 __all__ = ["Edit", "edits_of"]
@@ -31,6 +33,8 @@ _OPERATORS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.IsNot: ("is not", "is"),
 }  # fmt: skip
 _ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "+")}
+_ORDER, _CLOCK = re.compile("[<>]=?"), re.compile(r"\btime\.(monotonic|perf_counter|time)\(\)")
+"""Operators between a clock and a limit, which the clock never meets exactly."""
 _EXTREMES = ("min", "max", "minimum", "maximum")
 _RETURNS = {"bool": "not ({})", "int": "({}) + 1", "float": "({}) + 1", "str": '""'}
 
@@ -114,7 +118,8 @@ class _Finder(ast.NodeVisitor):
         left = node.left
         for operator, right in zip(node.ops, node.comparators, strict=True):
             old, new = _OPERATORS[type(operator)]
-            self._between("comparison", left, right, old, new)
+            if not (_ORDER.fullmatch(old) and _CLOCK.search(f"{self._text(left)} {self._text(right)}")):
+                self._between("comparison", left, right, old, new)
             left = right
         self.generic_visit(node)
 

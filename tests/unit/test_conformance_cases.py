@@ -30,12 +30,13 @@ FEW = dataclasses.replace(
     ALL, dtypes=("float16", "int8"), layouts=("row", "col"), blocks=("32x32",), multiples=(1, 2, 8), least=(2, 1, 1),
     min_alignment=4, empty=False,
 )  # fmt: skip
+FEW_OPS = ("int_mm", "mm", "grouped_mm", "bsr_mm")
 SCOPES = {
     "undeclared, smoke": Scope(traits=Traits(ops=OPS), device_type="cuda"),
     "all, smoke": Scope(traits=ALL, device_type="cuda"),
     "half precision, full": Scope(traits=ALL, device_type="cuda", level=Level.FULL, dtypes=("bfloat16",)),
-    "few, full": Scope(traits=FEW, level=Level.FULL, dtypes=("int8",)),
-    "few, exhaustive": Scope(traits=FEW, device_type="cuda", level=Level.EXHAUSTIVE, ops=("mm", "bsr_mm"), dtypes=("float16",)),
+    "few, full": Scope(traits=FEW, level=Level.FULL, ops=FEW_OPS, dtypes=("int8",)),
+    "few, exhaustive": Scope(traits=FEW, device_type="cuda", level=Level.EXHAUSTIVE, ops=("mm",), dtypes=("float16",)),
 }
 
 

@@ -26,6 +26,8 @@ def size(a: int, b: int = 3) -> bool:
         raise ValueError(f"got {a + 1}")
     total = a + (b)
     total += 1000
+    while time.monotonic() < total:
+        pass
     return total not in (a, b)
 '''
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gemmtune.operators.torch_products import BY_FUNCTION, BY_NAME, RECIPE, TORCH_ONLY, TORCH_PRODUCTS, Statement, torch_product
+from gemmtune.operators.torch_products import (
+    BY_FUNCTION,
+    BY_NAME,
+    RECIPE,
+    TORCH_ONLY,
+    TORCH_PRODUCTS,
+    Statement,
+    positional_order,
+    torch_product,
+)
 from gemmtune.operators.torch_products import with_dimensions as shaped
 from gemmtune.problem.operations import OPERATIONS, ROLES
 
@@ -49,6 +58,21 @@ def test_a_call_is_stated_by_role_whatever_the_form_of_its_arguments():
 def test_a_composite_operator_is_a_sum_if_it_gets_a_bias():
     row = BY_FUNCTION[torch.nn.functional.linear]
     assert [row.stated((A, B.t(), bias), {}).op for bias in (None, C)] == ["mm", "addmm"]
+
+
+@pytest.mark.parametrize(
+    ("name", "orders"),
+    [
+        ("mm", [None, (0, 1), None]),
+        ("addmm", [None, None, (1, 2, 0), None]),
+        ("linear", [None, (0, 1), (0, 1, 2), None]),
+        ("_scaled_mm", [None, None, None, (0, 1, 2, 3), None]),
+        ("_grouped_mm", [None, None, (0, 1, 2), None]),
+    ],
+)
+def test_positional_operands_have_an_order_if_they_are_all_there_and_nothing_else_is(name, orders):
+    row = BY_NAME[f"aten::{name}"]
+    assert [positional_order(row, count) for count in range(1, len(orders) + 1)] == orders
 
 
 @pytest.mark.parametrize(

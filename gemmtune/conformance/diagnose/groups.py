@@ -167,7 +167,7 @@ def _of_one_group(known: GroupEvidence, diagnose: OfOne) -> Named:
     matrix = group if problem.divides_terms else 0
 
     def part(x: torch.Tensor) -> torch.Tensor:
-        return x[matrix : matrix + 1, rows]
+        return x[matrix, rows][None]
 
     operands = _operands_of(problem, evidence.operands, group, begin, end)
     views: dict[str, Any] = {name: part(getattr(evidence, name)) for name in ("got", "expected", "bad", "unwritten")}
