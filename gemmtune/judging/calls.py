@@ -136,11 +136,11 @@ def _plan(
     in_turn = [dtypes[number % len(dtypes)] if dtypes else "float32" for number in range(2 + level.shapes)]
     small = [(op, dtype, level.small_calls) for dtype in in_turn[:2]]
     small += [(x, dtype, level.small_calls // 4) for _ in BATCHES for x in others for dtype in of_op[x][:1]]
-    for op_, dtype, calls in small:
-        yield Planned(case=drawn(op_, dtype, SMALL_MACS), calls=calls, profiled=level.profiled)
     m, n, k = (trial.rng.randint(*sides) for sides in (FEW, FEW, MANY))
     deep = legal(_case(subject, op, in_turn[0]).changed(m=m, n=n, k=k), subject)
     yield Planned(case=deep, calls=level.small_calls // 4, profiled=level.profiled)
+    for op_, dtype, calls in small:
+        yield Planned(case=drawn(op_, dtype, SMALL_MACS), calls=calls, profiled=level.profiled)
     largest = GPU_MACS if on_gpu else level.largest * PER_M
     for number, dtype in enumerate(in_turn[2:]):
         yield Planned(case=drawn(op, dtype, largest), calls=level.timed_calls, timed=True, profiled=level.profiled)

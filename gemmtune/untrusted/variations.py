@@ -62,7 +62,7 @@ def special(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> 
         if min(rows, columns) < LEAST_SPECIAL:
             continue
         top, left = rng.randint(1, rows // 2), rng.randint(1, columns // 2)
-        if name == "identity":  # the diagonal is whole
+        if name in ("identity", "transpose"):  # the diagonal is whole
             top, left = rng.randint(1, rows // 4), rng.randint(columns // 2, columns * 3 // 4 - 1)
         inside = (..., slice(top, top + rows // 4), slice(left, left + columns // 4))
         kept = x[inside].clone()
