@@ -356,7 +356,7 @@ def test_a_table_of_another_version_is_made_anew(backend: SummingBackend, caplog
     assert "batch-invariant table without a reduction" in caplog.text
 
 
-@pytest.mark.parametrize(("serving", "known"), [("run", True), ("run and moved", False)])
+@pytest.mark.parametrize(("serving", "known"), [("run", True), ("run and apart", False)])
 def test_a_class_with_the_name_of_an_older_version_is_renamed(
     backend: SummingBackend, serving: str, known: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):

@@ -108,12 +108,12 @@ class Wgmma(MixedFamily[Config]):
         return LAUNCH_US[shape.blocks_per_sm] + max(each * (multiplying_us + ending_us), problem.bytes / DRAM_GBPS / 1e3)
 
     def candidates(self, problem: Problem, device: DeviceInfo) -> list[Config]:
-        """Return the shapes with every cluster size, best first. Those of few rows serve at most two tiles of them."""
+        """Return the shapes with every cluster size, best first. Those of few rows serve one tile of them."""
         shapes = (SHAPES_FOR_GROUPS if problem.groups else SHAPES)[weights_of(problem).bits]
         found = [
             Config(shape=shape, cluster_k=size, pdl=True, prefetch_stages=0 if problem.groups else shape.stages)
             for shape in shapes
-            if shape.block_m >= MANY_ROWS or _rows_of(problem) <= 2 * shape.block_m
+            if _rows_of(problem) <= shape.block_m or shape.block_m >= MANY_ROWS
             for size in (CLUSTER_SIZES if shape.cluster_n == 1 else CLUSTER_SIZES[:1])
         ]
         return sorted(found, key=lambda config: (self.estimate_us(problem, device, config), str(config)))
