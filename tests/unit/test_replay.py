@@ -29,17 +29,19 @@ def at_the_end(curve: Curve) -> dict[str, float]:
     return summary(curve.at(curve.budgets[-1]))
 
 
-def test_searches_find_what_was_found_on_an_h200():
+@pytest.mark.rotates(2)
+@pytest.mark.parametrize("first", range(8))
+def test_searches_find_what_was_found_on_an_h200(first: int):
     """The stored choices are those of default searches: this says that today's ranking and variants still lead to the best."""
-    found = replay(read(H200).known[::16], ("quick", "default"), Settings(), ("tuning",))
+    found = replay(read(H200).known[first::8], ("quick", "default"), Settings(), ("tuning",))
     quick, default = found.curves
-    assert found.problems == 16
+    assert found.problems >= 31
     assert not found.skipped
-    assert default.known > 0.8, "the ranking has changed so much that the data say nothing"
+    assert default.known > 0.75, "the ranking has changed so much that the data say nothing"
     assert at_the_end(default)["median"] <= 0.01
     assert at_the_end(default)["worst"] <= 0.05
     assert at_the_end(quick)["median"] <= 0.01
-    assert at_the_end(quick)["p95"] <= 0.03, "the likely fastest of a default search are not those of the quick one"
+    assert at_the_end(quick)["p95"] <= 0.05, "the likely fastest of a default search are not those of the quick one"
     assert at_the_end(quick)["worst"] <= 0.10
     assert summary(default.at(8))["p95"] <= 0.10, "what measurements favour is not tried first"
     assert default.choices < 15, "favoured choices suffice nowhere"
