@@ -477,12 +477,12 @@ def test_the_entry_that_a_graph_took_is_read_from_its_code(script):
     ],
 )
 def test_families_and_options_are_read_from_names(script, name: str, found: set[str]) -> None:
-    assert script("families").families(name) == found
+    assert script("family_worth").families(name) == found
 
 
 def test_a_family_is_worth_the_time_lost_without_it(script, monkeypatch) -> None:
     times = (("aten:mm", 10.0), ("triton:mm_16x16x16_s1_w1", 4.0), ("triton:vec_1x8x256_s4_w2", 5.0))
-    families = script("families")
+    families = script("family_worth")
     monkeypatch.setattr(families, "measured", lambda: iter([("file", "one", times)]))
     assert {name: found[0][0] for name, found in families.losses("").items()} == {
         "aten": 0.0, "aten:mm": 0.0, "triton": 1.5, "triton:mm": 0.25, "triton:vec": 0.0,

@@ -209,7 +209,7 @@ def test_blocks_of_a_tile_divide_its_columns_evenly() -> None:
         ("skinny", mixed(9, 8192, 8192, **INT4), [shape for shape in skinny.SHAPES if shape.block_m == 16]),
         ("parts", mm(8192, 8192, 8192, dtype=F32), parts.SHAPES),
         ("stream", mm(333, 8192, 8192), stream.SHAPES),
-        ("wgmma", mixed(32, 8192, 8192, **INT4), wgmma.SHAPES[4]),
+        ("wgmma", mixed(16, 8192, 8192, **INT4), wgmma.SHAPES[4]),
         ("wgmma_stream", mixed(300, 8192, 8192, **INT4), wgmma_stream.SHAPES[4]),
     ],
 )

@@ -1,6 +1,6 @@
 """Print what each kernel family is worth: the best time without it over the best time, in all stored measurements.
 
-``python benchmarks/families.py --match cuda:stream`` also lists the problems of a family. ``--without '^cuda:'`` leaves choices out
+``python benchmarks/family_worth.py --match cuda:stream`` also lists the problems of a family. ``--without '^cuda:'`` leaves choices out
 first, as on GPUs for which they do not exist.
 """
 
