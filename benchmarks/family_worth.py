@@ -1,7 +1,7 @@
 """Print what each kernel family is worth: the best time without it over the best time, in all stored measurements.
 
-``python benchmarks/family_worth.py --match cuda:stream`` also lists the problems of a family. ``--without '^cuda:'`` leaves choices out
-first, as on GPUs for which they do not exist.
+``python benchmarks/family_worth.py --match cuda:stream`` also lists the problems of a family. ``--without '^cuda:'`` leaves choices
+out first, as on GPUs for which they do not exist.
 """
 
 from __future__ import annotations
