@@ -125,6 +125,18 @@ def test_copies_hooks_compilation_and_new_picks(done):
         assert not done, "another dtype was never tuned, and in a graph torch's operations stay"
 
 
+def test_one_token_of_a_sequence_runs_the_pick_of_a_row(done):
+    model, sequence = nn.Linear(32, 24), torch.randn(1, 5, 32)
+    tuned(model, {"input": torch.randn(1, 32)})
+    for place in ((slice(None), 2), (0, slice(2, 3)), (slice(None), slice(2, 3))):
+        done.clear()
+        optimized = gemmtune.optimize(copy.deepcopy(model))
+        with torch.no_grad():
+            expected = functional.linear(sequence[place], model.weight, model.bias)
+            assert torch.allclose(optimized(sequence[place]), expected, atol=1e-5)
+        assert done == ["addmm"], place
+
+
 @pytest.mark.rotates(2)
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
