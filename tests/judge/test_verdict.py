@@ -114,7 +114,7 @@ def test_judges_each_candidate_of_a_folder(judged: Judgement) -> None:
         "model.py": Standing.RIGHT,
         "no.cpp": Standing.NOT_JUDGED,
         "zeros.py": Standing.WRONG,
-    }
+    }, [v.findings for v in judged.verdicts]
     assert judged.exit_status == 1
     broken, gpu, kernel, latin, _, uncompiled, _ = judged.verdicts
     assert gpu.reason == "got device cpu, expected cuda"
