@@ -6,10 +6,14 @@ Users import this module, because it imports ``kernels``.
 from dataclasses import dataclass
 from typing import Any
 
-from kernels import register_kernel_mapping, replace_kernel_forward_from_hub
 from torch import nn
 
 from .modules import linear
+
+try:
+    from kernels import register_kernel_mapping, replace_kernel_forward_from_hub
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("gemmtune.integration.hub: got no package kernels; expected it: pip install kernels") from error
 
 LINEAR = "GemmtuneLinear"
 """Name of ``nn.Linear`` in mappings. transformers' own mapping has ``Linear``, with layers for training from the network."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from gemmtune.integration.eager import Bound
 from gemmtune.integration.modules import is_optimized
 from gemmtune.problem import Problem
 
-pytestmark = needs("kernels")
 kernels = Needed("kernels")
 N, K = 48, 64
 
@@ -38,6 +38,13 @@ def hub(own_store: object) -> Iterator[Any]:
         yield module
     del nn.Linear.kernel_layer_name
     forget_plans()
+
+
+def test_without_the_package_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kernels", None)
+    monkeypatch.delitem(sys.modules, "gemmtune.integration.hub", raising=False)
+    with pytest.raises(ModuleNotFoundError, match="got no package kernels; expected it: pip install kernels"):
+        importlib.import_module("gemmtune.integration.hub")
 
 
 class Scaled(nn.Linear):
@@ -61,6 +68,7 @@ def trained(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("mode", ["INFERENCE", "TRAINING"])
+@needs("kernels")
 def test_kernelized_layers_are_ours_with_equal_values_and_gradients(hub: Any, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, x = network(), torch.randn(5, K)
     ours = kernels.kernelize(copy.deepcopy(plain), mode=kernels.Mode[mode], device="cpu")
@@ -79,6 +87,7 @@ def test_kernelized_layers_are_ours_with_equal_values_and_gradients(hub: Any, mo
     assert not any(map(is_optimized, ours))
 
 
+@needs("kernels")
 def test_a_kernelized_model_compiles(hub: Any) -> None:
     plain, x = network(), torch.randn(5, K)
     mode = kernels.Mode.INFERENCE | kernels.Mode.TORCH_COMPILE
@@ -87,6 +96,7 @@ def test_a_kernelized_model_compiles(hub: Any) -> None:
         torch.testing.assert_close(torch.compile(ours, backend="eager", fullgraph=True)(x), plain(x))
 
 
+@needs("kernels")
 def test_a_folder_of_kernels_may_offer_our_layer(hub: Any, tmp_path: Path) -> None:
     build = tmp_path / "build" / "torch-universal"
     build.mkdir(parents=True)
@@ -102,6 +112,7 @@ def test_a_folder_of_kernels_may_offer_our_layer(hub: Any, tmp_path: Path) -> No
 
 
 @needs("models")
+@needs("kernels")
 def test_a_model_of_transformers_takes_our_layers(hub: Any) -> None:
     model, given = made("llama")
     with torch.no_grad():
