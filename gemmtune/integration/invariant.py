@@ -233,6 +233,7 @@ _GROUPED_SCHEMA = "(Tensor x, Tensor matrix, Tensor offs, int copies) -> Tensor"
 _grouped_operator = torch.library.custom_op(
     "gemmtune::invariant_grouped", _multiplied_in_groups, mutates_args=(), schema=_GROUPED_SCHEMA
 )
+GROUPED = torch.ops.gemmtune.invariant_grouped.default
 """The product of groups as graphs of torch.compile have it."""
 
 

@@ -296,17 +296,42 @@ def test_a_cpu_and_a_disabled_library_keep_torchs(monkeypatch: pytest.MonkeyPatc
         assert StorePolicy().decide_attention(attention()) is None
 
 
-@pytest.mark.parametrize(("group", "ratio"), [(4, 0.5), (1, 0.5), (4, 2.0)], ids=str)
-def test_the_batch_does_not_decide_how_keys_are_divided(group: int, ratio: float, gpu_on_a_cpu: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("policy", "setting", "layer", "ratio", "taken"),
+    [
+        (StorePolicy(tunes=True), True, False, 0.5, True),
+        (StorePolicy(tunes=True), False, True, 0.5, True),
+        (FixedPolicy(""), False, True, 0.5, True),
+        (FixedPolicy(""), False, True, 2.0, False),
+        (FixedPolicy(""), False, False, 0.5, False),
+    ],
+    ids=["setting", "layer", "joins", "wrong", "ordinary"],
+)
+def test_the_batch_does_not_decide_how_keys_are_divided(
+    policy: Any, setting: bool, layer: bool, ratio: float, taken: bool, gpu_on_a_cpu: pytest.MonkeyPatch
+) -> None:
+    """The setting asks for it, and so does a layer of ``optimize(batch_invariant=True)`` in the graph, which needs no setting."""
     gpu_on_a_cpu.setattr(attention_times, "_verified_configs", {})
     gpu_on_a_cpu.setattr(attention_times._Operands, "error_over_bound", lambda self, config: ratio)
-    asked = attention(group=group)
-    with settings.patch(batch_invariant=True):
-        decision = StorePolicy(tunes=True).decide_attention(asked)
-    assert decision is not None
-    expected = asked.config_for_any_batch if group > 1 and ratio <= 1 else None
-    assert (decision.config, decision.taken, decision.times_us) == (expected, "alone" if expected else "", ())
-    assert asked.config_for_any_batch == Config(splits=min(8, -(-asked.values[1].shape[2] // 64)), block=64, warps=4)
+    found: list[Config | None] = []
+
+    class Finding(Watching):
+        def __call__(self, graph: fx.Graph) -> None:
+            found.extend(attention.config_for_any_batch for attention in attention_of(graph.nodes))
+            super().__call__(graph)
+            raise NotImplementedError("only its graph is wanted")
+
+    def layers(x: Tensor, weight: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y = torch.ops.gemmtune.invariant_linear(x, weight, None, True) if layer else x * 2
+        return step(y.reshape(2, -1, 1, 64), k, v)
+
+    given = torch.ones(2, 512), torch.ones(512, 512), torch.ones(2, 2, 700, 64), torch.ones(2, 2, 700, 64)
+    with settings.patch(batch_invariant=setting), torch.no_grad(), pytest.raises(InductorError, match="only its graph"):
+        torch.compile(layers, fullgraph=True, options={"post_grad_custom_post_pass": Finding(policy)})(*given)
+    (decision,) = (x for x in _graphs[-1].decisions if x.attention)
+    assert found == [Config(splits=8, block=64, warps=4)]
+    assert (decision.taken, decision.pick, decision.times_us) == (*(("alone", str(found[0])) if taken else ("", None)), ())
+    assert ("batch_invariant" in decision.reason) == (setting or layer)
 
 
 @pytest.mark.gpu

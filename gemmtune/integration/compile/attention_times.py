@@ -62,8 +62,8 @@ def decide(attention: Attention, device: DeviceInfo, timing: str, store: Store, 
 
 
 def decide_for_any_batch(attention: Attention, device: DeviceInfo) -> AttentionDecision:
-    """Return the decision that does not depend on the batch: one config where heads share keys, verified and not timed."""
-    config = _verified(attention, device, attention.config_for_any_batch) if attention.shares_heads else None
+    """Return the decision that does not depend on the batch: one config, verified and not timed."""
+    config = _verified(attention, device, attention.config_for_any_batch)
     reason = "batch_invariant: one division of the keys for any batch, verified here" if config else "batch_invariant: torch's"
     return AttentionDecision(taken="alone" if config else "", reason=reason, config=config)
 

@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...threads import in_a_thread
 from ..adjacent import adjacent_runs
-from ..invariant import LINEAR, QUANTIZED
+from ..invariant import GROUPED, LINEAR, QUANTIZED
 from ..invariant_joined import OPERATOR, Columns, can_join
 from .attention import example_numbers
 from .horizontal import HorizontalFusion, into_columns, leaves_graph, real_inputs, storage_of
@@ -27,6 +27,11 @@ class _Layer:
     node: fx.Node
     nodes: Mapping[str, fx.Node]
     columns: Columns
+
+
+def is_batch_invariant(graph: fx.Graph) -> bool:
+    """Return True if the graph has a layer of ``optimize(batch_invariant=True)``."""
+    return any(node.target in (LINEAR, GROUPED, QUANTIZED) for node in graph.nodes)
 
 
 def join_invariant(graph: fx.Graph) -> list[GemmDecision]:

@@ -14,17 +14,20 @@ from torch._guards import CompileContext
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ... import settings as settings_module
+from ...device import detect
 from ...operators.torch_products import with_dimensions
 from ...problem import Problem
 from ...store.store import open_store
+from ...threads import in_a_thread
 from ...version import __version__
-from .attention import attention_of
+from . import attention_times
+from .attention import Attention, attention_of
 from .attention_times import AttentionDecision
 from .decisions import RewritePolicy
 from .epilogues import EpilogueOperand
 from .experts import changes_around
 from .horizontal import HorizontalFusion, adjacent_inputs, find_horizontal_fusions, into_columns
-from .invariant_joins import join_invariant
+from .invariant_joins import is_batch_invariant, join_invariant
 from .planned import OPERATOR, ready_plan
 from .planned_horizontal import OPERATOR as HORIZONTAL_OPERATOR
 from .planned_horizontal import ready_horizontal
@@ -49,6 +52,7 @@ class RewriteProducts(CustomGraphPass):
         for other in self.others:
             other(graph)
         # Join batch-invariant layers.
+        invariant = is_batch_invariant(graph)
         joined = join_invariant(graph)
         # Find the GEMMs and those that may become one, and measure what the policy needs for all of them at once.
         order = {node: place for place, node in enumerate(graph.nodes)}
@@ -59,7 +63,7 @@ class RewriteProducts(CustomGraphPass):
         # Find the changes around grouped products while the original nodes are there.
         changes = changes_around(nodes)
         # Rewrite horizontal fusions first, then each remaining GEMM.
-        rewriting = _Rewriting(graph=graph, policy=self.policy, order=order)
+        rewriting = _Rewriting(graph=graph, policy=self.policy, order=order, invariant=invariant)
         fused = {node: decision for fusion in fusions for node, decision in rewriting.rewrite_fusion(fusion)}
         decided = joined + [fused[node] if node in fused else rewriting.rewrite_node(node) for node in nodes]
         # Replace attention of one query.
@@ -93,6 +97,8 @@ class _Rewriting:
     policy: RewritePolicy
     order: dict[fx.Node, int]
     """The place of each node in the original graph."""
+    invariant: bool
+    """The graph has layers of ``optimize(batch_invariant=True)``."""
     decisions: dict[Hashable, Decision] = field(default_factory=dict)
     attentions: dict[str, AttentionDecision | None] = field(default_factory=dict)
 
@@ -124,7 +130,7 @@ class _Rewriting:
         for attention in list(attention_of(self.graph.nodes)):
             key = attention.key
             if key not in self.attentions:
-                self.attentions[key] = self.policy.decide_attention(attention)
+                self.attentions[key] = self._decide_attention(attention)
             if (decision := self.attentions[key]) is None:
                 continue
             if decision.config is not None:
@@ -138,6 +144,15 @@ class _Rewriting:
                 pick=pick,
                 attention=True,
             )
+
+    def _decide_attention(self, attention: Attention) -> AttentionDecision | None:
+        """Return the policy's decision. Where a row must not depend on its batch, one config for any batch, whatever the policy."""
+        current, device = settings_module.current(), detect(attention.values[0].device)
+        if current.disable or not (self.invariant or current.batch_invariant):
+            return self.policy.decide_attention(attention)
+        if not attention_times.serves(device):
+            return None
+        return in_a_thread(lambda: attention_times.decide_for_any_batch(attention, device))
 
 
 def _report(product: Product, decision: Decision, pick: str | None, joined: Problem | None = None) -> GemmDecision:

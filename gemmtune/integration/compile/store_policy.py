@@ -79,7 +79,7 @@ class StorePolicy:
         return decision
 
     def decide_attention(self, attention: Attention) -> AttentionDecision | None:
-        """Return the measured decision. With ``batch_invariant`` ours divides the keys alike for any batch, or torch's stays.
+        """Return the measured decision.
 
         Without times, ours runs after a verification where heads share keys and Inductor makes a CUDA graph, in which a second
         launch costs the host nothing.
@@ -87,8 +87,6 @@ class StorePolicy:
         settings, device = settings_module.current(), detect(attention.values[0].device)
         if settings.disable or not attention_times.serves(device):
             return None
-        if settings.batch_invariant:
-            return in_a_thread(functools.partial(attention_times.decide_for_any_batch, attention, device))
         store = open_store(settings)
         if self.tunes:
             in_a_thread(functools.partial(attention_times.measure, attention, device, settings.timing, store))
