@@ -36,6 +36,8 @@ def refuse_overwriting(context: click.Context) -> None:
     outputs: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for parameter in context.command.params:
+        if isinstance(parameter.type, click.Choice):
+            continue  # a word of a list, such as a format, names no file
         value = context.params.get(parameter.name or "")
         known = outputs if isinstance(parameter.type, OutputFile) else others
         known[parameter.opts[0] if isinstance(parameter, click.Option) else (parameter.name or "").upper()] = value

@@ -38,7 +38,7 @@ def report(files: Sequence[str], html: str | None, md: str | None, png: str | No
         raise click.UsageError(f"FILE: got {len(files)}, expected one, or two to compare")
     sources = [read(Path(file)) for file in files] or [own_source()]
     if len({source.name for source in sources}) < len(sources):
-        sources = [replace(source, name=file) for source, file in zip(sources, files, strict=True)]
+        sources = [replace(source, name=name) for source, name in zip(sources, _told_apart(files), strict=True)]
     if not sources[-1].entries and not sources[-1].tables:
         raise click.ClickException(f"{sources[-1].name}: got no measurement; gemmtune tune makes some")
     try:
@@ -55,6 +55,14 @@ def report(files: Sequence[str], html: str | None, md: str | None, png: str | No
     if json_file != STDOUT:
         click.echo("\n".join(f"wrote {file}" for file in written) if written else markdown.report(sources), nl=bool(written))
     write_json(json_file, [source.to_json() for source in sources])
+
+
+def _told_apart(files: Sequence[str]) -> list[str]:
+    """Return the last parts of paths, as many as tell the files apart."""
+    ends = [Path(file).parts for file in files]
+    counts = range(2, max(map(len, ends)) + 1)
+    names = (["/".join(parts[-count:]) for parts in ends] for count in counts)
+    return next((found for found in names if len({*found}) == len(files)), [*files])
 
 
 def replay_store(file: str | None, search: tuple[Search, ...], order: tuple[Order, ...], every: int, json_file: str | None) -> None:

@@ -70,7 +70,7 @@ def export_store(file: str, shapes: Sequence[str], match: str | None, here: bool
         count, what = _exported(store, wanted, file_format, file)
     if json_file != STDOUT:
         taken = f". This format takes {_TAKEN[file_format]}" if not count and file_format in _TAKEN else ""
-        click.echo(f"{count} {what} of {store.path} written to {file}{taken}", err=file == STDOUT)
+        click.echo(f"{counted(count, what[:-1])} of {store.path} written to {file}{taken}", err=file == STDOUT)
     write_json(json_file, {what: count, "store": str(store.path), "file": file})
 
 

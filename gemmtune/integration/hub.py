@@ -13,7 +13,8 @@ from .modules import linear
 try:
     from kernels import register_kernel_mapping, replace_kernel_forward_from_hub
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("gemmtune.integration.hub: got no package kernels; expected it: pip install kernels") from error
+    remedy = "gemmtune.integration.hub: got no package kernels; expected it: pip install 'gemmtune[kernels]'"
+    raise ModuleNotFoundError(remedy) from error
 
 LINEAR = "GemmtuneLinear"
 """Name of ``nn.Linear`` in mappings. transformers' own mapping has ``Linear``, with layers for training from the network."""

@@ -1,8 +1,10 @@
 """Verdicts as lines of text, as plain values, and as one page of HTML."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -13,13 +15,16 @@ from ..timing.rounds import BUSY_MARK
 from ..untrusted.conduct import ADVICE
 from .speed import Speed
 from .targets import SOURCES
-from .verdict import Judgement, Standing, Verdict
+
+if TYPE_CHECKING:
+    from .verdict import Judgement, Verdict
 
 MOST_CASES = 5
 """Failing cases that the text lists."""
 INDENT = " " * 11
 """Space before a line that goes on."""
-MARKS = {Standing.RIGHT: "good", Standing.WRONG: "bad", Standing.DISHONEST: "bad", Standing.NOT_JUDGED: "soft"}
+MARKS = {"RIGHT": "good", "WRONG": "bad", "DISHONEST": "bad", "NOT JUDGED": "soft"}
+"""Style of each standing in a page."""
 
 
 def why(verdict: Verdict) -> str:

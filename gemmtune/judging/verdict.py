@@ -31,6 +31,7 @@ from ..untrusted.target import Target
 from ..untrusted.twin import Elsewhere, tells
 from .calls import timed_calls
 from .levels import LEVELS, MOST_CALL_S, Level
+from .report import lines
 from .sizes import named_in
 from .speed import Speed, judge_speed
 from .targets import compiled, targets_of
@@ -157,6 +158,10 @@ class Judgement:
     target: str
     level: str
     verdicts: tuple[Verdict, ...]
+
+    def __str__(self) -> str:
+        """Return the report that ``gemmtune judge`` prints."""
+        return "\n".join(lines(self))
 
     @property
     def exit_status(self) -> int:

@@ -105,20 +105,17 @@ def moe_configs(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
     """
     first: dict[tuple[Layer, int], dict[Config, float]] = {}
     second: dict[tuple[Layer, int], dict[Config, float]] = {}
-    versions: dict[str, str] = {}
     for known in known_by_date(rows):
         problem = known.problem
         if problem is None or problem.op not in ("routed_grouped_mm", "combined_grouped_mm") or problem.device_type != "cuda":
             continue
         if problem.dtype not in (torch.bfloat16, torch.float16):
             continue
-        machine = json.loads(known.fingerprint)
         found = first if problem.op == "routed_grouped_mm" else second
-        name = str(machine.get("device", "")).replace(" ", "_")
+        name = str(json.loads(known.fingerprint).get("device", "")).replace(" ", "_")
         columns = problem.k if found is second else problem.n if problem.gated else problem.n // 2
         tokens = problem.weights.size[0] if problem.weights is not None else problem.a.size[0]
         found[(name, problem.groups, columns), tokens] = _times(known, problem)
-        versions[name] = str(machine.get("triton", ""))
     files: dict[str, dict[str, Any]] = {}
     for (layer, tokens), times in sorted(first.items()):
         config = _best(times, second.get((layer, tokens), {}))
@@ -126,7 +123,6 @@ def moe_configs(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
             device, experts, columns = layer
             word = "NVIDIA_H200" if "H200" in device.split("_") else device  # all devices with an H200 share one
             file = files.setdefault(f"E={experts},N={columns},device_name={word}.json", {})
-            file.setdefault("triton_version", versions[device])
             file[str(tokens)] = dict(zip(_FIELDS, config, strict=True))
     return files
 

@@ -13,7 +13,7 @@ from ..store.row import Ranged
 from .entries import Entry, Pair, pairs_of
 from .facts import by_backend, by_reason, machines_apart, natural, sides, totals
 from .names import class_text, machine_text
-from .roofline import SERIES, colours, legend, points_of, roofline
+from .roofline import SERIES, colours, legend, points_of, roofline, roofs
 from .sources import Source
 
 COLUMNS = (
@@ -109,7 +109,8 @@ def _plot(source: Source, entries: Sequence[Entry], row_ids: Sequence[str]) -> l
     if not points:
         return []
     series = colours(point.entry for point in points)
-    about = Markup("<p class=soft>A point is a problem; it links to its row. Dashed lines are the limits that were measured.</p>")
+    limits = " Dashed lines are the limits that were measured." if roofs(source.limits) else ""
+    about = Markup("<p class=soft>A point is a problem; it links to its row.{}</p>").format(limits)
     return [section("Rate and limits", about, roofline(points, source.limits, series), legend(series))]
 
 

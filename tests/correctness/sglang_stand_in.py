@@ -6,11 +6,11 @@ import functools
 import pkgutil
 import sys
 import types
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -93,26 +93,12 @@ class Standard(Enum):
         return self is Standard.STANDARD
 
 
-class TopK(NamedTuple):
-    topk_weights: Tensor
-    topk_ids: Tensor
-    router_logits: Tensor | None = None
-    format: Any = Standard.STANDARD
-
-
-@dataclass
-class Dispatched:
-    """Rows of tokens and their experts, as SGLang gives them to a method of experts."""
-
-    hidden_states: Tensor
-    topk_output: TopK
-    hidden_states_scale: Tensor | None = None
-    format: Any = Standard.STANDARD
-
-
-@dataclass
-class Combined:
-    hidden_states: Tensor
+TopK = namedtuple("TopK", "topk_weights topk_ids router_logits format", defaults=(None, Standard.STANDARD))
+"""The experts of each token, and their weights."""
+Dispatched = namedtuple("Dispatched", "hidden_states topk_output hidden_states_scale format", defaults=(None, Standard.STANDARD))
+"""Rows of tokens and their experts, as SGLang gives them to a method of experts."""
+Combined = namedtuple("Combined", "hidden_states")
+"""A result of experts."""
 
 
 class ExpertsMethod:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import subprocess
 import sys
@@ -351,7 +350,7 @@ def test_experts_with_tables_are_ours_for_every_number_of_tokens(sglang: StandIn
         torch.testing.assert_close(method.apply(layer=layer, dispatch_output=given).hidden_states, expected)
     assert ours_ran() == {"grouped_mm cpp"}
     for other in ({"format": Standard.OTHER}, {"hidden_states_scale": torch.ones(())}):
-        method.apply(layer, dataclasses.replace(given, **other))
+        method.apply(layer, given._replace(**other))
         assert layer.applied_by_sglang
         del layer.applied_by_sglang
     sglang.invariant = True

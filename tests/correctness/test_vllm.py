@@ -111,7 +111,7 @@ def test_layer_without_a_table_is_vllms_and_the_log_says_how_to_make_one(vllm: S
     assert f"make one by: gemmtune tune 1..64x{N}x{K} --dtype float16 --layout nt --device cpu" in caplog.messages[-1]
 
 
-def test_layers_on_a_cpu_are_vllms_by_default_whose_packed_weights_are_faster(vllm: StandIn) -> None:
+def test_layers_on_a_cpu_are_vllms_by_default_whose_packed_weights_are_faster(vllm: StandIn, caplog: Any) -> None:
     planted()
     with settings.patch(vllm="1"):
         plugin.register()
@@ -120,6 +120,7 @@ def test_layers_on_a_cpu_are_vllms_by_default_whose_packed_weights_are_faster(vl
         assert layer.processed_by_vllm
         kernel = vllm.kernel("_POSSIBLE_KERNELS")
         assert kernel.can_implement(GOOD) == (False, PACKED)
+    assert f"vLLM runs mm Mx{N}x{K} float32 nt on cpu: {PACKED}" in caplog.messages
 
 
 def test_layer_with_a_table_is_ours_for_every_m_and_never_stale(vllm: StandIn) -> None:

@@ -183,7 +183,7 @@ def test_export_of_some_problems(filled, tmp_path, capsys):
     file = tmp_path / "some.json"
     for asked, rows in (([], 8), (["16x4096x4096"], 7), (["--match", "^bmm"], 1), (["--here"], 1)):
         assert cli.run(["export", str(file), *asked]) == 0
-        assert f"{rows} rows of" in capsys.readouterr().out
+        assert f"{rows} row{'s' * (rows > 1)} of" in capsys.readouterr().out
         data = json.loads(file.read_text())
         assert sum(len(group["rows"]) for group in data["measurements"]) == rows
         assert len(data["limits"]) == (asked != ["--here"]), "the limits of a machine go with its problems"

@@ -99,7 +99,7 @@ def test_page_of_the_store(capsys, filled, tmp_path):
     assert {"p0", "p1"} <= set(page.ids)
     assert ATTACK not in text
     assert f"2 choices timed_out: {ATTACK} after # s" in page.text, "reasons that differ in a number are one"
-    for shown in ("2.00 ×", "20.0", "40.0", "a neighbour", "float32", "2 rows"):
+    for shown in ("2.00 ×", "20.0", "40.0", "a neighbour", "float32", "2 rows", "Dashed"):
         assert shown in page.text, shown
     assert "http" not in text.replace("http-equiv", "")
 
@@ -119,7 +119,8 @@ def test_an_export_and_a_result_tell_the_same(filled, tmp_path):
 
 
 def test_two_files_side_by_side(filled, tmp_path):
-    later = tmp_path / "later.sqlite"
+    later = tmp_path / "later" / filled.name
+    later.parent.mkdir()
     Store.open(later).put(
         [
             row(0, name="aten:mm", backend="aten", time_us=40.0, baseline=True),
@@ -132,6 +133,8 @@ def test_two_files_side_by_side(filled, tmp_path):
     page, text = Page(html.read_text()), md.read_text()
     for shown in ("1slower", "0faster", "1another pick, equal time", "1.50"):
         assert shown in page.text, shown
+    assert "Dashed" not in page.text, "the later file has no limits"
+    assert text.startswith(f"# gemmtune: {filled.parent.name}/{filled.name} and later/{filled.name}\n")
     assert "**1** slower, **0** faster, **1** with another pick in equal time." in text
     assert re.search(r"\| mm 16x64x32 .* \| 20\.0 \| 30\.0 \| 1\.50 \| `triton:mm_1` \| `triton:mm_1` \|", text)
 
@@ -368,5 +371,5 @@ def test_page_in_a_browser(own_store, tmp_path, dark, width):
     assert (seen["focused"], seen["sorted"], seen["rows"], seen["kept"], seen["wide"]) == (True, True, count, 1, False), seen
     assert seen["page"] == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
     assert seen["contrast"] >= 4.5, seen
-    quiet = os.getloadavg()[0] <= (os.cpu_count() or 1)
-    assert seen["opened"] < (2000 if quiet else 10_000), seen
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    assert load > 2 or seen["opened"] < (2000 if load <= 1 else 10_000), seen

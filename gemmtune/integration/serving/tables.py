@@ -87,11 +87,13 @@ def unserved(state: Callable[[], Problem], engine: Engine, *, defaults: bool, ma
             rows_class = row_classes(state())[0]
         except InvalidProblemError as error:
             return str(error)
-        return _unserved_class(rows_class, engine, defaults, made_by)
+        reason = _unserved_class(rows_class, engine, defaults, made_by)
+    log_once(engine.name, f"{engine.name} runs {rows_class}: {reason}" if reason else f"gemmtune runs {rows_class}")
+    return reason
 
 
 def _unserved_class(rows_class: RowClass, engine: Engine, defaults: bool, made_by: str) -> str:
-    """Return the reason of ``unserved`` for a class, make a default table if that may help, and log the outcome."""
+    """Return the reason of ``unserved`` for a class, and make a default table if that may help."""
     device, current = here(engine), settings.current()
     if device.type == "cpu" and not all_layers(engine):
         packs = f"{engine.name} packs its weights on a CPU and is faster with them"
@@ -107,7 +109,6 @@ def _unserved_class(rows_class: RowClass, engine: Engine, defaults: bool, made_b
     if reason and defaults and not current.batch_invariant and origin_for(rows_class, device):
         _make(rows_class, device)
         reason = _unserved(rows_class, device, current, engine, defaults, made_by)
-    log_once(engine.name, f"{engine.name} runs {rows_class}: {reason}" if reason else f"gemmtune runs {rows_class}")
     return reason
 
 

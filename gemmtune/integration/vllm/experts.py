@@ -3,6 +3,7 @@
 import functools
 import inspect
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ _LEFT = ("MOONEP", "OOT", "TPU", "NONE")
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class Experts:
+class Experts(ABC):
     """Experts by our tables. vLLM's ``FusedMoEExpertsModular`` stands beside it.
 
     vLLM asks the functions with ``supports`` in their names before it chooses a class. We choose by tables instead.
@@ -89,10 +90,11 @@ class Experts:
         layer = self._layer(hidden_states, a1q_scale, w1, w2, activate, output.dtype)
         output.copy_(summed(ids, weights, count, layer, all_here=expert_map is None))
 
+    @abstractmethod
     def _layer(
         self, x: Tensor, scale: Tensor | None, w1: Tensor, w2: Tensor, activate: Callable[[Tensor], Tensor], dtype: torch.dtype
     ) -> Callable[[Routed], Tensor]:
-        raise NotImplementedError
+        """Return the function that multiplies the rows of experts by both weights."""
 
 
 class DenseExperts(Experts):
