@@ -11,6 +11,7 @@ from ..selector.pick import pick, right
 from ..selector.result import Outcome
 from ..store.row import stored_problem
 from ..store.store import Row
+from ..timing.neighbours import credible_ratio
 from .names import problem_text
 
 
@@ -39,7 +40,7 @@ class Known:
         """Direct time of torch's operation, divided by the time of the pick, as in ``ProblemResult``."""
         torch_us = next((o.direct_us for o in self.outcomes if o.baseline), None)
         best_us = self.outcomes[0].time_us if self.outcomes else None
-        return torch_us / best_us if torch_us and best_us else None
+        return credible_ratio(torch_us, best_us, self.disturbed)
 
     @property
     def disturbed(self) -> str:
