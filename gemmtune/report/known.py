@@ -1,5 +1,6 @@
 """Stored results of one problem on one machine, with the pick that calls would take."""
 
+import functools
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from ..timing.neighbours import credible_ratio
 from .names import problem_text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Known:
     """Stored results of one problem on one machine."""
 
@@ -28,7 +29,7 @@ class Known:
         """The problem, None if another version wrote it."""
         return stored_problem(self.key)
 
-    @property
+    @functools.cached_property
     def outcomes(self) -> list[Outcome]:
         """Correct choices, the pick first and the others by time."""
         ordered = right(map(outcome_of, self.rows))
