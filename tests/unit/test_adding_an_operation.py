@@ -84,7 +84,9 @@ ROOT = Path(__file__).parents[2]
 USE = """
 import json, torch, gemmtune
 from gemmtune import cli, settings
+from gemmtune.device import preset
 from gemmtune.problem import Problem
+from gemmtune.selector.offers import legal_offers
 
 a, b, c, d = torch.randn(3, 33, 48), torch.randn(3, 48, 40), torch.randn(3, 33, 1), torch.randn(3, 1, 40)
 
@@ -103,6 +105,9 @@ def gradients(function, operands):
 told = {}
 problem = Problem.outer_bmm(3, 33, 40, 48, dtype=torch.float32, layout="nn", device_type="cpu")
 [tuned] = gemmtune.tune(problem, progress=False)
+on_gpu = Problem.outer_bmm(3, 256, 256, 256, device_type="cuda")
+chosen = settings.Settings()
+told["on a GPU"] = sorted({x.backend for x in legal_offers(on_gpu, preset("sm90"), chosen, on_this_machine=False).choices})
 told["tuned"] = {o.name: str(o.status) for o in tuned.outcomes}
 [ranges] = gemmtune.tune(problem, m=(1, 40), progress=False)
 told["over M"] = sorted({x.name for x in ranges.table.segments})
@@ -156,6 +161,7 @@ def use_of_a_copy(folder: Path) -> dict[str, Any]:
 @pytest.mark.turn(0, 3)
 def test_it_is_tuned_called_differentiated_recorded_compiled_and_tested(tmp_path: Path) -> None:
     told = use_of_a_copy(tmp_path)
+    assert told["on a GPU"] == ["aten"]  # the other backends refuse it
     assert told["tuned"] == {"aten:outer_bmm": "ok"}
     assert told["over M"] == ["aten:outer_bmm"]
     assert told["explained"] == "aten:outer_bmm"
