@@ -35,7 +35,7 @@ from gemmtune import settings
 from gemmtune.device import DeviceInfo
 from gemmtune.store import storefile
 from gemmtune.store.store import _stores as opened_stores
-from gemmtune.timing.limits import measure_limits
+from gemmtune.timing.limits import BUSY, measure_limits
 from gemmtune.workers import worker
 from gemmtune.workers.pool import WORKERS
 
@@ -149,7 +149,8 @@ def _gpu_memory() -> Iterator[None]:
 
 @functools.cache
 def _limits(device: DeviceInfo, dtype_label: str) -> Mapping[str, float]:
-    return measure_limits(device, dtype_label)
+    """Return limits with the uncertainty of a busy machine, which leaves their measurement a part of the cores."""
+    return {name: value * BUSY for name, value in measure_limits(device, dtype_label).items()}
 
 
 class _Unwatched:

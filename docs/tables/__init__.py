@@ -13,6 +13,8 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[1]
 PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+ANY_OPERATION = "an [operation](operations.md)"
+"""Value of an option or field that names an operation. Only their own pages list all of them."""
 PART = re.compile(r"(<!-- made: (?P<name>[\w-]+) -->\n).*?(<!-- end: (?P=name) -->)", re.DOTALL)
 
 

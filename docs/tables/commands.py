@@ -10,8 +10,9 @@ import click
 
 from gemmtune.cli import cli
 from gemmtune.cli.sections import EVERY, GEMM, OWN, SEARCH, by_section
+from gemmtune.cli.words import OPS
 
-from . import table
+from . import ANY_OPERATION, table
 
 FEW = 6
 """Number of shared options up to which a command lists their names."""
@@ -91,7 +92,9 @@ def paragraph(text: str) -> str:
 def row(option: click.Option, context: click.Context) -> list[str]:
     """Return name, values and meaning of an option."""
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-    if isinstance(option.type, click.Choice):
+    if isinstance(option.type, click.Choice) and tuple(option.type.choices) == OPS:
+        value = ANY_OPERATION
+    elif isinstance(option.type, click.Choice):
         value = ", ".join(f"`{choice}`" for choice in option.type.choices)
     elif option.is_flag or option.count:
         value = ""

@@ -18,7 +18,7 @@ from gemmtune.declaration.traits import Traits
 from gemmtune.effort import EFFORT, Effort
 from gemmtune.settings import Settings
 
-from . import table
+from . import ANY_OPERATION, table
 
 PACKAGE = Path(gemmtune.__file__).parent
 GROUPS = {
@@ -90,7 +90,9 @@ def statuses() -> str:
 
 def fields() -> str:
     """Return the fields of an entry in a file of shapes."""
-    return table(["field", "value"], [[f"`{name}`", kind.expected] for name, kind in FIELDS.items()])
+    return table(
+        ["field", "value"], [[f"`{name}`", ANY_OPERATION if name == "op" else kind.expected] for name, kind in FIELDS.items()]
+    )
 
 
 def efforts() -> str:

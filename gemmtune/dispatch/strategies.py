@@ -27,6 +27,7 @@ from ..problem import Problem
 from ..problem.rows import RowClass, row_classes
 from ..selector.candidates import Candidates, candidates_for
 from ..selector.defaults import defaults_for
+from ..selector.log import warn_if_busy
 from ..selector.progress import FirstCall, Progress, notify
 from ..selector.ranges import tune_rows
 from ..selector.result import remedy_for
@@ -192,6 +193,7 @@ def tuned_pick(request: Request) -> Plan | None:
         request.failed = missing
         return None
     if result.source == "measured":
+        warn_if_busy(result)
         forget_range_plans()  # one of them was that nothing is known
         listener.end(result)
     choice = candidates.picked

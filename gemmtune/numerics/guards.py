@@ -1,12 +1,14 @@
 """Memory that shows which elements a GEMM wrote: poison, guard bands and checksums, on the device and without waiting."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..problem import Layout
 from .block_sparse import parts
-from .buffers import allocate, distinct, element_bits, poison, storage_bits
+from .buffers import POISONS, allocate, distinct, element_bits, poison, storage_bits
 
 GUARD_TILE = 256
 """Rows and columns of out that the guard band has room for on each side: the largest tile in use."""
@@ -22,6 +24,9 @@ WEIGHT_PARTS = ("values", "row starts", "column indices")
 """Names of the three tensors of a block-sparse operand."""
 COMPARED_ELEMENTS = 2**24
 """Elements of a buffer that are compared at a time."""
+_ATEN = torch.ops.aten
+_EMPTY = frozenset((_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_empty, _ATEN.new_empty_strided))
+"""Functions of torch that allocate without writing."""
 LANES = 251
 """Number of separate sums, by position modulo this prime, so that exchanged elements show."""
 
@@ -143,10 +148,23 @@ def poison_free_memory(layout: Layout, device: torch.device, payload: int) -> to
         return None
     small = size_bytes <= SMALL_BYTES
     copies = max(2, min(COPIES["small" if small else "large"], MOST_POISONED_BYTES // size_bytes))
-    kept: torch.Tensor | None = None
+    places: list[torch.Tensor] = []
     for _ in range(1 if small or device.type != "cpu" else 2):
-        places = [torch.empty(layout.size, dtype=layout.dtype, device=device) for _ in range(copies)]
+        places.clear()  # glibc takes this size from its heap once it has freed one
+        places += (torch.empty(layout.size, dtype=layout.dtype, device=device) for _ in range(copies))
         for place in places:
             poison(place, payload)
-        kept = places[-1]
-    return kept
+    return places[-1]
+
+
+class PoisonedAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Mode in which every new tensor that torch leaves uninitialised holds poison of its dtype.
+
+    It does not see allocations inside torch's own kernels, and slows every operator. So it serves a single call.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in _EMPTY and type(result) is torch.Tensor and result.dtype in POISONS:
+            poison(result, POISONS[result.dtype][0])
+        return result

@@ -17,9 +17,10 @@ def joined(problem: Problem) -> Problem:
         return dense_problem(problem)
     if problem.c is None:
         return problem
-    left = Layout.contiguous((problem.m, problem.terms), problem.dtype)
-    right = Layout.contiguous((problem.terms, problem.n), problem.dtype)
-    return dataclasses.replace(problem, op="mm", a=left, b=right, c=None, d=None)
+    batch = problem.out.size[:-2]
+    left = Layout.contiguous((*batch, problem.m, problem.terms), problem.dtype)
+    right = Layout.contiguous((*batch, problem.terms, problem.n), problem.dtype)
+    return dataclasses.replace(problem, op="bmm" if problem.batched else "mm", a=left, b=right, c=None, d=None)
 
 
 def parted(problem: Problem, operands: Operands) -> Operands:
@@ -42,10 +43,10 @@ def parted(problem: Problem, operands: Operands) -> Operands:
     k, left, right = problem.k, operands.a, operands.b
     return dataclasses.replace(
         operands,
-        a=_held(problem.a, left[:, :k]),
-        b=_held(problem.b, right[:k]),
-        c=_held(problem.c, left[:, k:]),
-        d=_held(problem.d, right[k:]),
+        a=_held(problem.a, left[..., :k]),
+        b=_held(problem.b, right[..., :k, :]),
+        c=_held(problem.c, left[..., k:]),
+        d=_held(problem.d, right[..., k:, :]),
     )
 
 
@@ -60,7 +61,6 @@ def side_by_side(operands: Operands) -> Operands:
 
 def _held(layout: Layout, values: torch.Tensor) -> torch.Tensor:
     if not overlapping(layout):
-        rows, cols = distinct_size(layout)
-        return placed(layout, values.device, values[:rows, :cols])
+        return placed(layout, values.device, values[tuple(map(slice, distinct_size(layout)))])
     times = -(-layout.span // values.numel())
     return placed(layout, values.device, values.flatten().repeat(times)[: layout.span])

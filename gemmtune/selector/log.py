@@ -1,8 +1,9 @@
-"""The log file: one JSON line for each choice and problem, for later analysis."""
+"""Reports of a tuning: the warning of a busy machine, and the log file with a JSON line for each choice and problem."""
 
 import dataclasses
 import fcntl
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,18 @@ from typing import Any
 from ..problem.dtypes import dtype_name
 from ..store.key import now
 from ..store.row import plain
+from ..timing.rounds import BUSY_MARK
 from ..warning import warn
-from .result import Outcome, ProblemResult
+from .result import AGAIN, Outcome, ProblemResult
 
+log = logging.getLogger("gemmtune")
 _warned: set[Path] = set()
+
+
+def warn_if_busy(result: ProblemResult) -> None:
+    """Log a warning if what this tuning measured was disturbed by other work on the machine."""
+    if result.disturbed_now:
+        log.warning("%s was measured %s (%s): %s", result.problem, BUSY_MARK, result.disturbed_now, AGAIN)
 
 
 def append_log(path: Path | str, result: ProblemResult) -> None:

@@ -222,7 +222,7 @@ def _tune(work: Work, store: Store, sampled: Sequence[int], *, limits: bool, ret
             work.limits.ensure(work.rows_class.problem, work.progress)
         for m, each in candidates.items():
             work.progress.begin(each.problem, len(sampled))
-            found, result = select(each, store, work.progress, compilation, retry=retry, limits=work.limits, of_table=True)
+            found, result = select(each, store, work.progress, compilation, retry=retry, limits=work.limits)
             work.progress.end(result)
             work.results[m] = result
             work.sampled.append(m)

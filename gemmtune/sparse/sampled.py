@@ -29,6 +29,7 @@ from ..problem.operations import OPERATIONS
 from ..problem.rules import MOST_GROUPS
 from ..problem.sparsity import Sparsity
 from ..selector.candidates import candidates_for
+from ..selector.log import warn_if_busy
 from ..selector.pick import pick
 from ..selector.progress import Progress
 from ..selector.select import select
@@ -207,5 +208,7 @@ def _time_us(way: _Way, device: torch.device, *, tunes: bool) -> float | None:
     if not settings.tunes or not tunes:
         outcome = pick(list(candidates.stored_anyhow(store).known.values()))
     else:
-        outcome = select(candidates, store, Progress())[1].picked
+        result = select(candidates, store, Progress())[1]
+        warn_if_busy(result)
+        outcome = result.picked
     return None if outcome is None or outcome.time_us is None else way.times * outcome.time_us + way.copies_us

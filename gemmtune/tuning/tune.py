@@ -20,6 +20,7 @@ from ..problem import Problem
 from ..problem.operations import ROLES
 from ..problem.rows import RowClass, classes_over
 from ..selector.candidates import Candidates, Retry, candidates_for
+from ..selector.log import warn_if_busy
 from ..selector.machine_limits import MachineLimits
 from ..selector.precompile import Compilation
 from ..selector.progress import Progress, progress_for
@@ -294,5 +295,6 @@ def tuned(
             if limits and not each.problem.empty and not each.late:
                 machine.ensure(each.problem, progress)
             _, result = select(each, store, progress, compilation, retry=retry, limits=machine)
+            warn_if_busy(result)
             progress.end(result)
             yield result

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,14 +29,10 @@ def no_plans(own_store: Path) -> None:
 
 
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[FixedBackend]:
-    # On a busy machine a product of two threads may take longer than the choice that is slow on purpose.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def backend(monkeypatch: pytest.MonkeyPatch) -> FixedBackend:
     made = FixedBackend(["multiply", "slow", "wrong"])
     install(monkeypatch, made)
-    yield made
-    torch.set_num_threads(threads)
+    return made
 
 
 def tuned() -> ProblemResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from gemmtune.conformance.cases.statement import problem_of
 from gemmtune.conformance.properties.table import PROPERTIES, property_named
 from gemmtune.conformance.runs.isolation import judge
 from gemmtune.declaration.labels import SPARSE
-from gemmtune.declaration.subject import FunctionSubject, NamespaceSubject
+from gemmtune.declaration.subject import FunctionSubject, NamespaceSubject, Subject
 from gemmtune.declaration.traits import Traits
 from gemmtune.errors import CaseError, TraitsError
 from gemmtune.numerics.block_sparse import parts
@@ -83,9 +84,55 @@ def test_a_right_gemm_passes_every_property_of_block_sparse_products() -> None:
     assert set(judged.values()) == {CaseStatus.PASSED}, judged
 
 
+WORDS = {
+    "column of the block before at row ends": "column index of the last block of each row one too small",
+    "first column at row begins": "column index of the first block of each row taken for 0",
+    "position for column": "column indices ignored: blocks placed from the left on",
+    "last block of a row left out": "last block of each row dropped",
+    "first block of a row left out": "first block of each row dropped",
+    "first block of the next row too": "first block of the next row counted too",
+    "last panel left out": "elements left unwritten",
+    "block transposed": "blocks transposed",
+    "first block twice": "first block of each row counted twice",
+    "empty row keeps old memory": "elements left unwritten",
+    "long rows end early": "dropped",
+    "NaN beside absent blocks": "",  # the property of absent blocks says it
+    "partial sums of 16 bits": "bfloat16 partial sums",
+}
+"""Words of the diagnosis of each fault."""
+
+
+def diagnosed(gemm: Subject, cases: Iterable[Case], words: str) -> bool:
+    """Return True if the diagnosis of a failed case has these words."""
+    return any(words in failure.diagnosis for case in cases for failure in judge(gemm, case, CPU).failures)
+
+
 @pytest.mark.parametrize("fault", [name for name in FAULTS if name != "right"])
-def test_wrong_products_are_found(fault: str) -> None:
-    assert any(judge(subject(fault), case, CPU).status is CaseStatus.FAILED for case in reversed(some_cases()))
+def test_wrong_products_are_found_with_their_diagnosis(fault: str) -> None:
+    assert diagnosed(subject(fault), reversed(some_cases()), WORDS[fault])
+
+
+SUMS = {
+    "alpha dropped": ("right", lambda alpha, beta: (1, beta)),
+    "beta dropped": ("right", lambda alpha, beta: (alpha, 1)),
+    "column indices ignored": ("position for column", lambda alpha, beta: (alpha, beta)),
+}
+"""Words of a diagnosis to the fault of the product, and the scalars that a wrong sum uses for alpha and beta."""
+
+
+@pytest.mark.parametrize("words", SUMS)
+def test_wrong_sums_are_found_with_their_diagnosis(words: str) -> None:
+    fault, used = SUMS[words]
+
+    def bsr_addmm(inp: torch.Tensor, bsr: torch.Tensor, x: torch.Tensor, *, alpha: float = 1, beta: float = 1) -> torch.Tensor:
+        alpha, beta = used(alpha, beta)
+        made = x.new_empty(bsr.shape[0], x.shape[1])
+        product(made.t(), x.t(), *parts(bsr), fault=FAULTS[fault])
+        return alpha * made + beta * inp if beta else alpha * made
+
+    traits = TRAITS.changed({"ops": ["bsr_addmm"], "out": False, "alpha": True, "beta": True})
+    cases = property_named("alpha-beta" if fault == "right" else "block-patterns").cases(Scope(traits=traits))
+    assert diagnosed(FunctionSubject(fault, bsr_addmm, traits), cases, words)
 
 
 def test_a_stale_copy_of_the_weight_is_found() -> None:

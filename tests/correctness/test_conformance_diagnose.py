@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
 from broken_kernels import blocks, narrowed, rounding_blocks, split_k, to_tf32
-from conformance_gemms import CPU
+from conformance_gemms import CPU, subject_of
 from made_subjects import Product, apply_epilogue, diagnosis, judged, made
 from mutants.gemm import MIXED, SCALED, Gemm, Weights
 
@@ -18,6 +19,7 @@ from gemmtune.conformance.diagnose import Evidence, diagnose
 from gemmtune.conformance.diagnose.signs import place
 from gemmtune.declaration.subject import NamespaceSubject, Subject
 from gemmtune.numerics.buffers import storage_bits
+from gemmtune.numerics.guards import poison_free_memory
 from gemmtune.numerics.quantized import numbers
 from gemmtune.numerics.reference import Region, reference
 from gemmtune.problem import Layout, Problem
@@ -292,6 +294,23 @@ def test_diagnose_names_elements_left_unwritten() -> None:
 
     text = diagnosis(made(store=store), "bound:mm-f32-33x40x65-out.row+8")
     assert text == "elements left unwritten in the last row, past a multiple of 32"
+
+
+@pytest.mark.parametrize(
+    ("allocate", "bug"), [(torch.empty, "elements left unwritten"), (torch.zeros, "zeros")], ids=["unwritten", "of zeros"]
+)
+def test_diagnose_does_not_depend_on_what_memory_held(
+    allocate: Callable[..., torch.Tensor], bug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fresh memory of the system holds zeros, so let the free memory hold these."""
+    monkeypatch.setattr("gemmtune.conformance.bench.bench.poison_free_memory", lambda *x: poison_free_memory(*x[:2], 0))
+
+    def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = allocate(a.shape[0], b.shape[1], dtype=a.dtype)
+        out[:-1] = a[:-1] @ b
+        return out
+
+    assert diagnosis(subject_of(gemm), "bound:mm-f32-330x400x65") == f"{bug} in the last row"
 
 
 def test_diagnose_names_reads_past_the_end_of_k() -> None:

@@ -1,7 +1,7 @@
 """Adding an operation by the recipe of CONTRIBUTING.md gives it everything that the others have.
 
-The steps change a copy of the package, and another process uses the copy. The operation is ``outer_mm``, a product with an outer
-product added, which has a composition and a gradient of its own.
+The steps change a copy of the package, and another process uses the copy. The operation is ``outer_bmm``, a batch of
+products with outer products added, which has a second GEMM, a composition and a gradient of its own.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ import gemmtune
 COMPOSITION = '''
 
 def with_outer_product(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
-    """Return a @ b + c @ d for a column c and a row d."""
-    return torch.addmm(c * d, a, b)
+    """Return a @ b + c @ d for batches of columns c and rows d."""
+    return torch.baddbmm(c * d, a, b)
 '''
 GRADIENT = '''
 of_outer_product: Gradient = {
     **of_product,
-    "c": Rule(("d",), lambda g, x, numbers, product: (g * x["d"]).sum(1, keepdim=True)),  # noqa: ARG005
-    "d": Rule(("c",), lambda g, x, numbers, product: (g * x["c"]).sum(0, keepdim=True)),  # noqa: ARG005
+    "c": Rule(("d",), lambda g, x, numbers, product: (g * x["d"]).sum(-1, keepdim=True)),  # noqa: ARG005
+    "d": Rule(("c",), lambda g, x, numbers, product: (g * x["c"]).sum(-2, keepdim=True)),  # noqa: ARG005
 }
-"""The gradients of a @ b + c @ d for a column c and a row d."""
+"""The gradients of a @ b + c @ d for columns c and rows d."""
 '''
 ROW = """\
     _row(
-        "outer_mm", "a @ b + c @ d, a column times a row",
+        "outer_bmm", "a @ b + c @ d for a batch, a column times a row",
         (*_product(_FLOATS), Operand(role="c", shape=("M", "1"), like_a=True), Operand(role="d", shape=("1", "N"), like_a=True)),
-        with_outer_product, of_outer_product,
+        with_outer_product, of_outer_product, batched=True,
     ),
 """
 CONSTRUCTOR = '''
     @classmethod
     @_constructor()
-    def outer_mm(cls, m: int, n: int, k: int, **options: Unpack[Floats]) -> Self:
-        """Return out[M, N] = a[M, K] @ b[K, N] + c[M, 1] @ d[1, N]."""
-        return _of(cls, "outer_mm", (m, n, k), **options)
+    def outer_bmm(cls, batch: int, m: int, n: int, k: int, **options: Unpack[Floats]) -> Self:
+        """Return out[B, M, N] = a[B, M, K] @ b[B, K, N] + c[B, M, 1] @ d[B, 1, N]."""
+        return _of(cls, "outer_bmm", (batch, m, n, k), **options)
 '''
 FUNCTION = '''
 
-def outer_mm(
+def outer_bmm(
     a: Tensor,
     b: Tensor,
     c: Tensor,
@@ -59,8 +59,8 @@ def outer_mm(
     epilogue: EpilogueFunction | None = None,
     epilogue_args: Sequence[Tensor] = NOTHING,
 ) -> Tensor:
-    """out = epilogue(a @ b + c @ d, *epilogue_args) for a column c [M, 1] and a row d [1, N]"""
-    return operate("outer_mm", (a, b, c, d), out, epilogue, epilogue_args)
+    """out = epilogue(a @ b + c @ d, *epilogue_args) for columns c [B, M, 1] and rows d [B, 1, N]"""
+    return operate("outer_bmm", (a, b, c, d), out, epilogue, epilogue_args)
 '''
 IMPORTS = (
     "from .compositions import with_outer_product\nfrom .gradients import of_outer_product\nfrom .operation import Op, Operand, "
@@ -74,7 +74,7 @@ STEPS = {
     ],
     "problem/constructors.py": [(None, CONSTRUCTOR)],
     "ops/products.py": [(None, FUNCTION)],
-    "__init__.pyi": [(None, "from .ops.products import outer_mm as outer_mm\n")],
+    "__init__.pyi": [(None, "from .ops.products import outer_bmm as outer_bmm\n")],
 }
 """Files to their changes: a text, and its replacement. None stands for the end of the file."""
 MOST_FILES = 12
@@ -84,16 +84,18 @@ ROOT = Path(__file__).parents[2]
 USE = """
 import json, torch, gemmtune
 from gemmtune import cli, settings
+from gemmtune.device import preset
 from gemmtune.problem import Problem
+from gemmtune.selector.offers import legal_offers
 
-a, b, c, d = torch.randn(33, 48), torch.randn(48, 40), torch.randn(33, 1), torch.randn(1, 40)
+a, b, c, d = torch.randn(3, 33, 48), torch.randn(3, 48, 40), torch.randn(3, 33, 1), torch.randn(3, 1, 40)
 
 def exact(a, b, c, d): return (a.double() @ b.double() + c.double() @ d.double()).float()
 
 def near(x, y): return bool(torch.allclose(x, y, rtol=1e-4, atol=1e-4))
 
 def message(*operands):
-    try: gemmtune.outer_mm(*operands)
+    try: gemmtune.outer_bmm(*operands)
     except gemmtune.InvalidProblemError as error: return str(error)
 
 def gradients(function, operands):
@@ -101,33 +103,36 @@ def gradients(function, operands):
     return torch.autograd.grad(function(*wanted).square().sum(), wanted)
 
 told = {}
-problem = Problem.outer_mm(33, 40, 48, dtype=torch.float32, layout="nn", device_type="cpu")
+problem = Problem.outer_bmm(3, 33, 40, 48, dtype=torch.float32, layout="nn", device_type="cpu")
 [tuned] = gemmtune.tune(problem, progress=False)
+on_gpu = Problem.outer_bmm(3, 256, 256, 256, device_type="cuda")
+chosen = settings.Settings()
+told["on a GPU"] = sorted({x.backend for x in legal_offers(on_gpu, preset("sm90"), chosen, on_this_machine=False).choices})
 told["tuned"] = {o.name: str(o.status) for o in tuned.outcomes}
 [ranges] = gemmtune.tune(problem, m=(1, 40), progress=False)
 told["over M"] = sorted({x.name for x in ranges.table.segments})
-told["explained"] = gemmtune.explain("outer_mm", a, b, c, d).pick
-out = torch.empty(33, 40)
-gemmtune.outer_mm(a, b, c, d, out=out)
-told["right"] = [near(x, exact(a, b, c, d)) for x in (gemmtune.outer_mm(a, b, c, d), gemmtune.outer_mm(a, b, c, d), out)]
-told["epilogue"] = near(gemmtune.outer_mm(a, b, c, d, epilogue=torch.relu), exact(a, b, c, d).relu())
-told["operator"] = near(torch.ops.gemmtune.outer_mm(a, b, c, d), exact(a, b, c, d))
-ours, theirs = gradients(gemmtune.outer_mm, (a, b, c, d)), gradients(exact, (a, b, c, d))
+told["explained"] = gemmtune.explain("outer_bmm", a, b, c, d).pick
+out = torch.empty(3, 33, 40)
+gemmtune.outer_bmm(a, b, c, d, out=out)
+told["right"] = [near(x, exact(a, b, c, d)) for x in (gemmtune.outer_bmm(a, b, c, d), gemmtune.outer_bmm(a, b, c, d), out)]
+told["epilogue"] = near(gemmtune.outer_bmm(a, b, c, d, epilogue=torch.relu), exact(a, b, c, d).relu())
+told["operator"] = near(torch.ops.gemmtune.outer_bmm(a, b, c, d), exact(a, b, c, d))
+ours, theirs = gradients(gemmtune.outer_bmm, (a, b, c, d)), gradients(exact, (a, b, c, d))
 told["gradients"] = [near(x, y) for x, y in zip(ours, theirs)]
-compiled = torch.compile(gemmtune.outer_mm, backend="gemmtune", fullgraph=True)
-traced = torch.compile(gemmtune.outer_mm, backend="aot_eager", fullgraph=True)
+compiled = torch.compile(gemmtune.outer_bmm, backend="gemmtune", fullgraph=True)
+traced = torch.compile(gemmtune.outer_bmm, backend="aot_eager", fullgraph=True)
 told["compiled"] = [near(compiled(a, b, c, d), exact(a, b, c, d))]
 told["compiled"] += [near(x, y) for x, y in zip(gradients(traced, (a, b, c, d)), theirs)]
 with gemmtune.record("recorded.json") as recording:
-    gemmtune.outer_mm(a, b, c, d)
+    gemmtune.outer_bmm(a, b, c, d)
 told["recorded"] = [str(x) for x in recording.counts] == [str(problem)]
 told["tuned from the recording"] = cli.run(["tune", "--recorded", "recorded.json", "--quiet"])
-weight = gemmtune.QuantizedWeight.quantize(b.t().contiguous()).t()
-told["quantized"] = near(gemmtune.outer_mm(a, weight, c, d), exact(a, weight.dequantize(), c, d))
+weight = gemmtune.QuantizedWeight.quantize(b.mT.contiguous()).mT
+told["quantized"] = near(gemmtune.outer_bmm(a, weight, c, d), exact(a, weight.dequantize(), c, d))
 told["messages"] = [message(a, b, a, b), message(a, b, c, d[0])]
-told["command"] = cli.run(["tune", "8x8x8", "--op", "outer_mm", "--dtype", "float32", "--device", "cpu", "--quiet"])
+told["command"] = cli.run(["tune", "2x8x8x8", "--op", "outer_bmm", "--dtype", "float32", "--device", "cpu", "--quiet"])
 told["conformance"] = cli.run(
-    "conformance gemmtune --op outer_mm --device cpu --dtype float32 --property bound --in-process --json report.json".split()
+    "conformance gemmtune --op outer_bmm --device cpu --dtype float32 --property bound --in-process --json report.json".split()
 )
 told["report"] = [json.load(open("report.json"))[key] for key in ("verdict", "refused", "executed")]
 print("told:" + json.dumps(told))
@@ -156,16 +161,17 @@ def use_of_a_copy(folder: Path) -> dict[str, Any]:
 @pytest.mark.turn(0, 3)
 def test_it_is_tuned_called_differentiated_recorded_compiled_and_tested(tmp_path: Path) -> None:
     told = use_of_a_copy(tmp_path)
-    assert told["tuned"] == {"aten:outer_mm": "ok"}
-    assert told["over M"] == ["aten:outer_mm"]
-    assert told["explained"] == "aten:outer_mm"
+    assert told["on a GPU"] == ["aten"]  # the other backends refuse it
+    assert told["tuned"] == {"aten:outer_bmm": "ok"}
+    assert told["over M"] == ["aten:outer_bmm"]
+    assert told["explained"] == "aten:outer_bmm"
     assert (told["right"], told["epilogue"], told["operator"], told["gradients"]) == ([True] * 3, True, True, [True] * 4)
     assert told["compiled"] == [True] * 5
     assert (told["recorded"], told["tuned from the recording"], told["quantized"]) == (True, 0, True)
     assert told["messages"] == [
-        "outer_mm: shapes do not fit, got a [33, 48], b [48, 40], c [33, 48] and d [48, 40]; "
-        "expected a [M, K], b [K, N], c [M, 1] and d [1, N]",
-        "outer_mm: d must be a 2-D tensor, got shape [40]",
+        "outer_bmm: shapes do not fit, got a [3, 33, 48], b [3, 48, 40], c [3, 33, 48] and d [3, 48, 40]; "
+        "expected a [B, M, K], b [B, K, N], c [B, M, 1] and d [B, 1, N]",
+        "outer_bmm: d must be a 3-D tensor, got shape [1, 40]",
     ]
     assert (told["command"], told["conformance"]) == (0, 0)
     *verdict, executed = told["report"]

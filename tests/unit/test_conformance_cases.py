@@ -1,6 +1,7 @@
 """Cases of the suite. ``PYTHONPATH=tests python tests/unit/test_conformance_cases.py`` writes conformance_cases.json.
 
 Lists of skipped cases name cases by id, and results of two versions compare if their cases are the same. So a change is a decision.
+Operations that are added later join when the file is written again.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from gemmtune.declaration.labels import BIASES, DTYPES, GATES, INDEX_DTYPES, NAR
 from gemmtune.declaration.traits import Traits
 
 FILE = Path(__file__).with_name("conformance_cases.json")
+KNOWN = OPS if __name__ == "__main__" else tuple(json.loads(FILE.read_text())["operations"])
 ALL = Traits(
-    ops=OPS, dtypes=tuple(DTYPES), out=True, alpha=True, beta=True, bias=BIASES, scales=SCALES, scale_dtypes=NARROW_FLOATS,
+    ops=KNOWN, dtypes=tuple(DTYPES), out=True, alpha=True, beta=True, bias=BIASES, scales=SCALES, scale_dtypes=NARROW_FLOATS,
     weights=tuple(WEIGHTS), zeros=True, float8_pairs=True, results=("bfloat16", "float32"), gates=GATES, index_dtypes=INDEX_DTYPES,
     fast_accum=True, empty=True, streams=True, capturable=True, threads=True, deterministic=True, batch_invariant=True,
 )  # fmt: skip
@@ -32,7 +34,7 @@ FEW = dataclasses.replace(
 )  # fmt: skip
 FEW_OPS = ("int_mm", "mm", "grouped_mm", "bsr_mm")
 SCOPES = {
-    "undeclared, smoke": Scope(traits=Traits(ops=OPS), device_type="cuda"),
+    "undeclared, smoke": Scope(traits=Traits(ops=KNOWN), device_type="cuda"),
     "all, smoke": Scope(traits=ALL, device_type="cuda"),
     "half precision, full": Scope(traits=ALL, device_type="cuda", level=Level.FULL, dtypes=("bfloat16",)),
     "few, full": Scope(traits=FEW, level=Level.FULL, ops=FEW_OPS, dtypes=("int8",)),
@@ -62,4 +64,5 @@ def test_the_suite_has_the_same_cases_as_before(name: str) -> None:
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps({name: dict(found(scope)) for name, scope in SCOPES.items()}, indent=1) + "\n")
+    written = {"operations": OPS} | {name: dict(found(scope)) for name, scope in SCOPES.items()}
+    FILE.write_text(json.dumps(written, indent=1) + "\n")

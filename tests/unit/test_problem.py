@@ -35,8 +35,7 @@ def problem(
 BAD: dict[str, tuple[Callable[[], Problem], str]] = {
     "op": (
         lambda: problem(row(4, 5), row(5, 6), row(4, 6), "matmul"),
-        "op: got 'matmul', expected one of mm, addmm, bmm, baddbmm, mm_plus_mm, int_mm, mixed_mm, scaled_mm, bsr_mm, bsr_addmm, "
-        "grouped_mm, mixed_grouped_mm, scaled_grouped_mm, routed_grouped_mm, combined_grouped_mm, grouped_k_mm",
+        f"op: got 'matmul', expected one of {', '.join(OPS)}",
     ),
     "1-D a": (lambda: problem(row(5), row(5, 6), row(4, 6)), "mm: a must be a 2-D tensor, got shape [5]"),
     "3-D b": (lambda: problem(row(4, 5), row(1, 5, 6), row(4, 6)), "mm: b must be a 2-D tensor, got shape [1, 5, 6]"),

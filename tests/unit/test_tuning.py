@@ -7,7 +7,6 @@ import logging
 import math
 import sys
 import warnings
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -34,17 +33,13 @@ A, B = torch.randn(64, 32), torch.randn(48, 32).t()
 
 
 @pytest.fixture
-def backend(own_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FixedBackend]:
+def backend(own_store: Path, monkeypatch: pytest.MonkeyPatch) -> FixedBackend:
     forget_plans()
-    # On a busy machine a product of two threads may take longer than the choice that is slow on purpose.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     made = FixedBackend(
         ["multiply", "slow", "wrong", "fail", "out_of_resources"], [Refusal(name="triton:huge", reason="too large")]
     )
     install(monkeypatch, made)
-    yield made
-    torch.set_num_threads(threads)
+    return made
 
 
 def tuned(problem: Problem = PROBLEM) -> gemmtune.selector.result.ProblemResult:

@@ -83,17 +83,17 @@ def kernel_of(problem: Problem, aten_name: str, kwargs: Mapping[str, str]) -> Ke
 
 
 def sum_kernel(problem: Problem) -> Kernel:
-    """Return the kernel of a mm_plus_mm problem. c @ d is rounded to a's dtype unless the result is wider."""
+    """Return the kernel of a @ b + c @ d. c @ d is rounded to a's dtype unless the result is wider."""
+    # torch.compile generates the same: one product, and another one added in place.
+    multiply, add = (torch.bmm, Tensor.baddbmm_) if problem.batched else (torch.mm, Tensor.addmm_)
 
     def run(out: Tensor, tensors: Tensors, scalars: Scalars) -> None:  # noqa: ARG001
-        # torch.compile generates the same for a @ b + c @ d: one product, and another one added in place.
         a, b, c, d = tensors
-        torch.mm(c, d, out=out)
-        out.addmm_(a, b)
+        add(multiply(c, d, out=out), a, b)
 
     def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
         a, b, c, d = tensors
-        return torch.mm(c, d).addmm_(a, b)
+        return add(multiply(c, d), a, b)
 
     wide = _wide(problem)
 

@@ -55,6 +55,8 @@ def check_problem(problem: Problem, device: DeviceInfo) -> str | None:
         return "the result has no elements: nothing is launched"
     if problem.precision.input_mode not in ("ieee", "tf32"):
         return f"input mode {problem.precision.input_mode}: expected ieee or tf32"
+    if problem.c is not None and problem.batched:
+        return "a sum of two products in a batch: only single ones are served"
     if problem.c is not None and 0 in problem.summed:
         return "one of the products has no terms: compute the other one with mm"
     if max(problem.m, problem.n, *problem.summed, problem.batch) >= INT32_LIMIT:

@@ -25,15 +25,12 @@ from ...problem.dtypes import dtype_name
 from ..cases.case import Case
 from ..cases.statement import problem_of
 from ..diagnose import Diagnosis, Evidence, GroupEvidence, diagnose, diagnose_grouped
-from ..diagnose.match import ADDED_TO_OUT, DIFFERS, FIRST_CALL, INPUT_RETURNED, KEPT, WRONG_DTYPE
+from ..diagnose.match import ADDED_TO_OUT, INPUT_RETURNED, WRONG_DTYPE
 from .outcome import Expected, Failure, NoResult, error_text, heat_map
+from .repeat import Repeated
 
 MOST_REMEMBERED = 2**20
 """Maximum elements of a result that is kept to recognise it if a later call returns it again."""
-CALLED_AGAIN = 3
-"""Times that a wrong call is repeated, to see if it is wrong each time."""
-MOST_COPIED_BYTES = 2**26
-"""Maximum memory of operands that are copied to other addresses."""
 MOST_EXPLAINED = 2**28
 """Maximum elements of a wrong result that is diagnosed. float64 copies of larger ones take too much memory."""
 
@@ -224,7 +221,10 @@ class Bench:
             bad = got != value
         count = int(bad.sum())
         place = tuple(int(i) for i in torch.unravel_index(bad.flatten().to(torch.uint8).argmax(), bad.shape))
-        unwritten = is_poison(result).reshape(bad.shape)
+        repeated = Repeated(call=self._call_again, operands=self.given(expected.operands), right=expected.right, bad=bad)
+        again, unwritten = result is self._latest[0], is_poison(result).reshape(bad.shape)
+        if self.examine and again and not self.case.out and not bool((bad & unwritten).any()):
+            unwritten = repeated.left_unwritten()
         element = BadElement(
             index=place[-result.dim() :], got=float(got[place]), expected=float(value[place]), tolerance=float(tolerance[place]),
             unwritten=bool(unwritten[place]),
@@ -233,50 +233,36 @@ class Bench:
         if not self.examine:
             self.fail(message, **element.facts, examined=False)
             return
-        left = bool((bad & unwritten).any())
-        again, adds = (None, self._adds_to_out(result, expected, bad)) if left else (self._again(result, expected, bad), False)
-        named = Diagnosis(ADDED_TO_OUT) if adds else again or self._diagnosis(got, expected, bad, unwritten)
+        differs = self._differs(repeated, got, unwritten) if again else None
+        named = differs or self._diagnosis(got, expected, bad, unwritten)
         self.fail(
-            message + ("; called again, some of them are right" if again else ""),
+            message + ("; called again, some of them are right" if differs and differs.text != ADDED_TO_OUT else ""),
             diagnosis=named.text, also=named.also, **element.facts,
             bad_elements=count, elements=bad.numel(), heat=heat_map(got, value, tolerance, place[0]),
         )  # fmt: skip
         # Forget this result: if it comes again, it is no stale one.
         self._results = [x for x in self._results if not same_numbers(x, got)]
 
-    def _again(self, result: torch.Tensor, expected: Expected, bad: torch.Tensor) -> Diagnosis | None:
-        """Repeat the latest call, in the end with copies of its operands. Return a diagnosis if wrong elements are right now."""
-        latest, first = self._latest
-        if result is not latest:
+    def _differs(self, repeated: Repeated, got: torch.Tensor, unwritten: torch.Tensor) -> Diagnosis | None:
+        """Return a diagnosis if another call of the latest problem is right at wrong elements."""
+        if not bool((repeated.bad & unwritten).any()):
+            stale = any(same_numbers(x, got) for x in self._results[:-1])
+            return repeated.diagnosis(first=self._latest[1], stale=stale)
+        if not self.case.out or not bool((repeated.right.value[repeated.bad] != 0).any()):
             return None
-        operands = self.given(expected.operands)
-        stale = any(same_numbers(x, self._wide(result)) for x in self._results[:-1])
-        for given in (*[operands] * CALLED_AGAIN, *(operands.copied(MOST_COPIED_BYTES) if not stale else ())):
-            right = self._right_again(given, expected)
-            if right is None:
-                return Diagnosis(DIFFERS)
-            if bool((bad & right).any()):
-                return Diagnosis(KEPT) if given is not operands else Diagnosis(*(FIRST_CALL, (DIFFERS,)) if first else (DIFFERS,))
-        return None
-
-    def _adds_to_out(self, result: torch.Tensor, expected: Expected, bad: torch.Tensor) -> bool:
-        """Return True if the latest call is right at the wrong elements once ``out`` holds zeros instead of NaN."""
-        if not self.case.out or result is not self._latest[0] or not bool((expected.right.value[bad] != 0).any()):
-            return False
         zeros, _ = guarded_out(self.problem.out, self.device, self.next_payload())
-        right = self._right_again(self.given(expected.operands), expected, out=zeros.zero_())
-        return right is not None and bool(right[bad].all())
+        return Diagnosis(ADDED_TO_OUT) if repeated.adds_to(zeros.zero_()) else None
 
-    def _right_again(self, given: Operands, expected: Expected, out: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Return the right elements of another call, or None if it has no result. Record nothing."""
-        noted, results, ends = len(self.failures), self._results, self._ends
+    def _call_again(self, given: Operands, out: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the result of another call, or None if it has none. Record nothing."""
+        noted, results, ends, latest = len(self.failures), self._results, self._ends, self._latest
         try:
-            return is_right(self._wide(self.call(given, out=out, watch=False)), expected.right, self.problem.out.dtype)
+            return self.call(given, out=out, watch=False)
         except (Refused, NoResult):
             return None
         finally:
             del self.failures[noted:]
-            self._results, self._ends = results, ends
+            self._results, self._ends, self._latest = results, ends, latest
 
     def _diagnosis(self, got: torch.Tensor, expected: Expected, bad: torch.Tensor, unwritten: torch.Tensor) -> Diagnosis:
         changed = any(failure.property_name == "inputs-unchanged" for failure in self.failures)  # it falsifies the expectation

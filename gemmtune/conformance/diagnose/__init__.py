@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from . import addressing, epilogue, k_ranges, quantized, rounding
+from . import addressing, epilogue, k_ranges, quantized, rounding, sparse
 from .evidence import Evidence, View
 from .groups import GroupEvidence, diagnose_groups
 from .match import Bug, Diagnosis, fitting, kind_of
@@ -20,7 +20,7 @@ __all__ = ["BUGS", "Diagnosis", "Evidence", "GroupEvidence", "diagnose", "diagno
 
 BUGS: tuple[Bug, ...] = (
     epilogue.missing, epilogue.scalars, epilogue.wrong_axis, epilogue.per_split, epilogue.scales,
-    quantized.factors, quantized.weights, quantized.blocks, quantized.strides, quantized.floats,
+    quantized.factors, quantized.weights, quantized.blocks, quantized.strides, quantized.floats, sparse.blocks,
     addressing.transposed, addressing.batches, addressing.misread, addressing.miswritten,
     k_ranges.overlapping, k_ranges.k_ranges, addressing.clamped, addressing.unmasked, rounding.unsigned, quantized.clamped_pairs,
     rounding.narrowed, rounding.flushed, rounding.steps, rounding.partials, rounding.accumulators,
