@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["MOST_FOR_SURVIVORS", "related_tests"]
+__all__ = ["MOST_FOR_SURVIVORS", "NEEDED", "related_tests"]
 
 FOLDERS = ("unit", "correctness", "alignment", "perf", "judge")
 MOST_FILES = 8
@@ -23,19 +23,24 @@ SLOW = ("test_cpp", "triton", "cutlass", "test_cuda", "must_list", "cross_compil
 NEVER = ("_gpu", "test_imports", "test_mutation", "test_prose")
 """Parts of the names of test files that need a GPU, or that read all modules."""
 BROAD: dict[str, tuple[str, ...]] = {
-    "backends": ("alignment/test_ranking.py",),
+    "backends": ("alignment/test_ranking.py", "alignment/test_offers.py"),
     "cli": ("unit/test_cli_tune.py",),
     "conformance": (
         "unit/test_conformance_cases.py", "correctness/test_conformance_mutants.py", "correctness/test_conformance_bsr.py",
     ),
     "declaration": ("correctness/test_conformance_bsr.py",),
-    "numerics": ("correctness/test_bsr.py", "correctness/test_verify_broken.py"),
-    "problem": ("unit/test_rules.py", "correctness/test_grouped.py", "correctness/test_verify_broken.py"),
+    "numerics": ("correctness/test_expectations.py", "correctness/test_bsr.py", "correctness/test_verify_broken.py"),
+    "problem": (
+        "correctness/test_expectations.py", "alignment/test_offers.py", "unit/test_rules.py", "correctness/test_grouped.py",
+        "correctness/test_verify_broken.py",
+    ),
     "untrusted": ("judge/test_verdict.py", "judge/test_walls.py", "judge/test_hacks.py"),
 }  # fmt: skip
 """Tests that use many modules of a package without mentioning them. They run last."""
 EVERYWHERE = ("unit/test_docs_tables.py",)
 """Tests that use modules of all packages. They run after those."""
+NEEDED = {"gemmtune/fleet/ray_roster.py": "fleet"}
+"""Modules without edits where an extra is absent, because all their tests need it. A stand-in serves tests of other extras."""
 COMPILED = ("backends", "toolchain", "architectures", "untrusted", "judging")
 """Packages whose tests may be slow."""
 
@@ -86,19 +91,25 @@ def _named_after(test: str, module: Path) -> float:
     return 1.0 if f"_{module.stem}_" in f"{test}_" else 0.1 * sum(folder in test for folder in module.parts[1:-1])
 
 
+def test_files(root: Path) -> list[Path]:
+    """Return the test files that mutants may be tried against, in order."""
+    paths = (path for folder in FOLDERS for path in sorted((root / "tests" / folder).rglob("test_*.py")))
+    return [path for path in paths if not any(part in path.stem for part in NEVER)]
+
+
 def _mentions(root: Path) -> dict[Path, dict[str, float]]:
     """Return the words and dotted names in each test file, and with half the weight those in its helpers."""
     texts = {path: path.read_text() for folder in FOLDERS for path in sorted((root / "tests" / folder).rglob("*.py"))}
+    tests = test_files(root)
     words = {path.stem: {*re.findall(r"[\w.]+", text), *re.findall(r"\w+", text)} for path, text in texts.items()}
     helpers = {path.stem: _imported(text) & words.keys() for path, text in texts.items()}
     found = {}
-    for path in texts:
-        if path.stem.startswith("test_") and not any(part in path.stem for part in NEVER):
-            seen, new = set[str](), {path.stem}
-            while new:
-                seen |= new
-                new = set[str]().union(*(helpers[one] for one in new)) - seen
-            found[path] = {word: 0.5 for one in seen for word in words[one]} | dict.fromkeys(words[path.stem], 1.0)
+    for path in tests:
+        seen, new = set[str](), {path.stem}
+        while new:
+            seen |= new
+            new = set[str]().union(*(helpers[one] for one in new)) - seen
+        found[path] = {word: 0.5 for one in seen for word in words[one]} | dict.fromkeys(words[path.stem], 1.0)
     return found
 
 

@@ -6,7 +6,8 @@
 A seeded sample of the edits of ``edits.py`` is tried, in the whole package or in the named files. For each edit, the related test
 files run on a copy of the tree until a test fails. For those that survive this commit's part of the cases, all cases of more files
 run. The output lists the survivors with their place and change, and a summary. The exit status is 1 if fewer than ``--threshold``
-percent are killed. Edits without any visible effect are listed in ``equivalent.toml``, each with a reason, and do not count.
+percent are killed. Edits without any visible effect are listed in ``equivalent.toml``, each with a reason, and do not count. A
+module has no edits if all its tests need an absent package.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from extras import missing
+
 from mutation.edits import edits_of
-from mutation.related import MOST_FOR_SURVIVORS, related_tests
+from mutation.related import MOST_FOR_SURVIVORS, NEEDED, related_tests
 from mutation.trees import ROOT, Job, Mutant, Trees, finished
 
 __all__ = ["Mutant", "Result", "equivalent_edits", "mutants_of", "run", "sampled", "summary"]
@@ -64,10 +67,12 @@ class Result:
 
 
 def mutants_of(root: Path, paths: Iterable[Path]) -> list[Mutant]:
-    """Return all edits of these files that are not equivalent, in order."""
+    """Return all edits of these files that are not equivalent and whose tests can run here, in order."""
     known = equivalent_edits(root)
     found = []
     for path in paths:
+        if path.as_posix() in NEEDED and missing(NEEDED[path.as_posix()]):
+            continue
         text = (root / path).read_text()
         edits = (edit for edit in edits_of(text) if (path.as_posix(), edit.key(text)) not in known)
         found += [Mutant(path=path, edit=edit, diff=edit.diff(text)) for edit in edits]

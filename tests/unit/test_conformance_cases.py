@@ -38,6 +38,7 @@ SCOPES = {
     "all, smoke": Scope(traits=ALL, device_type="cuda"),
     "half precision, full": Scope(traits=ALL, device_type="cuda", level=Level.FULL, dtypes=("bfloat16",)),
     "few, full": Scope(traits=FEW, level=Level.FULL, ops=FEW_OPS, dtypes=("int8",)),
+    "float8 is not among the declared dtypes": Scope(traits=FEW, device_type="cuda", ops=("scaled_mm", "scaled_grouped_mm")),
     "few, exhaustive": Scope(traits=FEW, device_type="cuda", level=Level.EXHAUSTIVE, ops=("mm",), dtypes=("float16",)),
 }
 

@@ -163,3 +163,11 @@ def test_tests_that_cannot_run_kill_nothing(tmp_path: Path) -> None:
     (tmp_path / "tox.ini").write_text("[pytest]\naddopts = --no-such-option\n")
     with pytest.raises(RuntimeError, match="pytest ends with status 4"):
         script.run(tmp_path, [mutant], 1, 60.0, list[str]().append)
+
+
+def test_a_module_gets_no_edits_without_the_package_of_its_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    for absent in (True, False):
+        monkeypatch.setattr(script, "missing", lambda extra, absent=absent: absent and extra == "fleet")
+        counts.append(len(script.mutants_of(ROOT, [Path("gemmtune/fleet/ray_roster.py")])))
+    assert counts[0] == 0 < counts[1]
