@@ -39,13 +39,13 @@ STATUSES = {
     "ok": "verified and measured",
     "refused": "not legal for this problem and device, or left out by a setting; it was not compiled",
     "compile_error": "the compiler refused the kernel",
-    "compile_timeout": "the compilation took longer than `compile_timeout_s`",
+    "compile_timeout": "the compilation took longer than `compile_timeout_s`; a larger limit tries it again",
     "out_of_resources": "shared memory, registers or device memory were not enough",
     "wrong_result": "a probe or the error bound was violated, or memory outside of the result was written",
     "too_fast": "its time is shorter than the measured limits of the hardware allow",
     "dishonest": "in a process of its own, your GEMM computes something else, takes longer or does more ([judge](judge.md))",
     "runtime_error": "the launch raised an error",
-    "timed_out": "verification or measurement took longer than `choice_timeout_s`",
+    "timed_out": "verification or measurement took longer than `choice_timeout_s`; a larger limit tries it again",
     "crashed": "the worker process died, or its device became unusable",
 }
 
