@@ -84,7 +84,7 @@ class Verdict:
 
     @property
     def why(self) -> str:
-        """What the standing rests on, in a few words on one line."""
+        """Reason for the standing, in a few words on one line."""
         kinds = list(dict.fromkeys(str(finding.kind) for finding in self.findings if finding.dishonest))
         if self.values.bad:
             kinds.append(f"fails {len(self.values.bad)} of {len(self.values.executed)} cases")
