@@ -1,10 +1,8 @@
 """Verdicts as lines of text, as plain values, and as one page of HTML."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
 
@@ -15,24 +13,13 @@ from ..timing.rounds import BUSY_MARK
 from ..untrusted.conduct import ADVICE
 from .speed import Speed
 from .targets import SOURCES
-
-if TYPE_CHECKING:
-    from .verdict import Judgement, Verdict
+from .verdict import Judgement, Standing, Verdict
 
 MOST_CASES = 5
 """Failing cases that the text lists."""
 INDENT = " " * 11
 """Space before a line that goes on."""
-MARKS = {"RIGHT": "good", "WRONG": "bad", "DISHONEST": "bad", "NOT JUDGED": "soft"}
-"""Style of each standing in a page."""
-
-
-def why(verdict: Verdict) -> str:
-    """Return what the standing of a verdict rests on, in a few words on one line."""
-    kinds = list(dict.fromkeys(str(finding.kind) for finding in verdict.findings if finding.dishonest))
-    if verdict.values.bad:
-        kinds.append(f"fails {len(verdict.values.bad)} of {len(verdict.values.executed)} cases")
-    return "; ".join(kinds) or verdict.reason.partition("\n")[0]
+MARKS = {Standing.RIGHT: "good", Standing.WRONG: "bad", Standing.DISHONEST: "bad", Standing.NOT_JUDGED: "soft"}
 
 
 def lines(judgement: Judgement) -> Iterator[str]:
@@ -80,7 +67,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
 
 
 def _last_line(verdict: Verdict, *, named: bool = False) -> str:
-    because = why(verdict)
+    because = verdict.why
     return f"{verdict.target if named else 'verdict'}: {verdict.standing}" + (f": {because}" if because else "")
 
 
@@ -150,7 +137,7 @@ def _plain(verdict: Verdict) -> dict[str, Any]:
         "device": verdict.device,
         "standing": str(verdict.standing),
         "exit_status": verdict.standing.exit_status,
-        "why": why(verdict),
+        "why": verdict.why,
         "declared": verdict.declared,
         "values": {
             "executed": len(values.executed), "refused": values.refused, "failed": len(values.bad),
@@ -190,13 +177,13 @@ def as_html(judgement: Judgement) -> str:
     """Return a self-contained page. Text from elsewhere is escaped."""
     parts = [
         Markup('<section><h2><code>{}</code></h2><p><b class="{}">{}</b> {}</p>{}</section>').format(
-            visible(verdict.target), MARKS[verdict.standing], str(verdict.standing), visible(why(verdict)),
+            visible(verdict.target), MARKS[verdict.standing], str(verdict.standing), visible(verdict.why),
             Markup("").join(_parts(verdict, number, level=judgement.level)),
         )
         for number, verdict in enumerate(judgement.verdicts)
     ]  # fmt: skip
     if len(judgement.verdicts) > 1:
-        rows = [(_cell(x.target), _cell(str(x.standing), MARKS[x.standing]), _cell(why(x))) for x in judgement.verdicts]
+        rows = [(_cell(x.target), _cell(str(x.standing), MARKS[x.standing]), _cell(x.why)) for x in judgement.verdicts]
         parts.insert(0, Table(name="verdicts", columns=("GEMM", "verdict", "why"), rows=rows, filters=("verdict",)).html)
     return page(f"Verdict on {visible(judgement.target)}", *parts)
 

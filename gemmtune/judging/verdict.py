@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,16 +11,11 @@ from typing import Any
 
 import torch
 
-from ..conformance.bench.outcome import CaseStatus, Outcome
-from ..conformance.cases.case import Case
-from ..conformance.options import RunOptions
-from ..conformance.runs.isolation import NOT_SHARED, UntrustedRunner
-from ..conformance.runs.run import Run
 from ..declaration.subject import Subject
 from ..declaration.traits import Traits
 from ..device import detect
 from ..errors import CompileError, GemmtuneError, SubjectError
-from ..foreign import shorter
+from ..foreign import shorter, visible
 from ..timing.neighbours import Watch
 from ..untrusted.candidate import CALL_S, Candidate, CandidateEnded, RemoteError
 from ..untrusted.conduct import Conduct, Finding
@@ -31,57 +25,10 @@ from ..untrusted.target import Target
 from ..untrusted.twin import Elsewhere, tells
 from .calls import timed_calls
 from .levels import LEVELS, MOST_CALL_S, Level
-from .report import lines
 from .sizes import named_in
 from .speed import Speed, judge_speed
 from .targets import compiled, targets_of
-
-MOST_SEED = 2**31
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Values:
-    """Outcomes of the suite's cases."""
-
-    outcomes: tuple[Outcome, ...] = ()
-
-    @property
-    def executed(self) -> tuple[Outcome, ...]:
-        """Outcomes in which the GEMM did not refuse."""
-        return tuple(x for x in self.outcomes if x.status is not CaseStatus.REFUSED)
-
-    @property
-    def bad(self) -> tuple[Outcome, ...]:
-        """Outcomes that count against the GEMM."""
-        return tuple(x for x in self.outcomes if x.status.bad)
-
-    @property
-    def refused(self) -> int:
-        """Number of cases that the GEMM refused."""
-        return len(self.outcomes) - len(self.executed)
-
-
-def judge_values(subject: Subject, candidate: Candidate, level: Level) -> Values:
-    """Return the outcomes of a sample of the suite's cases. The sample and the numbers differ from run to run."""
-    runner = UntrustedRunner(candidate, subject)
-    options = RunOptions(
-        backend=str(candidate.target), device=str(candidate.device), max_cases=level.cases, max_seconds=level.values_s,
-        seed=secrets.randbelow(MOST_SEED), strict_lists=False,
-    )  # fmt: skip
-    run = Run(options, runner.describe(), runner)
-    return Values(outcomes=tuple(_outcomes(run, run.cases())))
-
-
-def _outcomes(run: Run, cases: Sequence[Case]) -> list[Outcome]:
-    found: list[Outcome] = []
-    for case in cases:
-        if case.property_name in NOT_SHARED:
-            continue
-        record = run.judge(case.changed(seed=secrets.randbelow(MOST_SEED)))
-        if record.outcome is not None:
-            found.append(record.outcome)
-    return found
-
+from .values import Values, judge_values
 
 PRODUCTS = re.compile(
     r"^(aten|_?quantized|onednn|mkldnn(_prepacked)?|prepacked|inductor|sparse|static_runtime|_native|symm_mem|xnnpack|prims)::"
@@ -129,6 +76,20 @@ class Verdict:
     """Declarations to which it was held, if they are not the usual ones."""
     seconds: float = 0.0
 
+    def __str__(self) -> str:
+        """Return the standing, its reason and the speed on one line."""
+        speed = f"; {self.speed.ratio:.2f}× torch ({self.speed.low:.2f} to {self.speed.high:.2f}, 95%)" if self.speed else ""
+        text = f"{self.target} on {self.device}: {self.standing}" + (f": {self.why}" if self.why else "") + speed
+        return visible(text).replace("\n", " ")
+
+    @property
+    def why(self) -> str:
+        """Reason for the standing, in a few words on one line."""
+        kinds = list(dict.fromkeys(str(finding.kind) for finding in self.findings if finding.dishonest))
+        if self.values.bad:
+            kinds.append(f"fails {len(self.values.bad)} of {len(self.values.executed)} cases")
+        return "; ".join(kinds) or self.reason.partition("\n")[0]
+
     @property
     def standing(self) -> Standing:
         """Standing by conduct, then by values. Nothing that was not judged is right."""
@@ -160,8 +121,8 @@ class Judgement:
     verdicts: tuple[Verdict, ...]
 
     def __str__(self) -> str:
-        """Return the report that ``gemmtune judge`` prints."""
-        return "\n".join(lines(self))
+        """Return a line for each GEMM."""
+        return "\n".join(map(str, self.verdicts))
 
     @property
     def exit_status(self) -> int:

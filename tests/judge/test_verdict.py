@@ -128,9 +128,11 @@ def test_judges_each_candidate_of_a_folder(judged: Judgement) -> None:
 
 def test_reports_are_whole(judged: Judgement) -> None:
     text = "\n".join(lines(judged))
-    assert "verdict: NOT JUDGED" in text
+    text = "\n".join(lines(judged))
     assert "zeros.py: WRONG: " in text
     assert "gemmtune conformance" in text, "how to run a failing case again"
+    for line, verdict in zip(str(judged).splitlines(), judged.verdicts, strict=True):
+        assert line.startswith(f"{verdict.target} on cpu: {verdict.standing}"), line
     data = json.loads(json.dumps(as_json(judged), allow_nan=False))
     assert [bool(v["to_do"]) for v in data["verdicts"]] == [False, False, False, False, False, False, True]
     assert [v["exit_status"] for v in data["verdicts"]] == [2, 2, 0, 2, 0, 2, 1]
