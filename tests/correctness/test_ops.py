@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections import Counter
+from types import FrameType
 
 import pytest
 import torch
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.dispatch import checks
 from gemmtune.dispatch.ready import forget_plans
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -199,3 +203,22 @@ def test_calls_from_several_threads():
     assert len(results) == 80
     for got in results:
         assert_close(got, want, torch.float32)
+
+
+def test_a_cold_call_checks_its_operands_once() -> None:
+    """Count the calls of every function of the module of checks."""
+    a, b = operands("mm", m=19)
+    counts: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename == checks.__file__:
+            counts[frame.f_code.co_name] += 1
+
+    with settings.patch(tune="never"):
+        sys.setprofile(count)
+        try:
+            gemmtune.mm(a, b)
+        finally:
+            sys.setprofile(None)
+    assert counts["check_call"] == counts["check_operands"] == counts["why_composed"] == 1
+    assert counts["why_not_ours"] <= 1

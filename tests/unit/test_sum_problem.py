@@ -18,6 +18,7 @@ from gemmtune.cli.spec import Spec
 from gemmtune.device import preset
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Layout, Problem
+from gemmtune.problem.operations import OPERATIONS
 from gemmtune.settings import Settings
 
 PROBLEM = Problem.mm_plus_mm(64, 40, 32, 48, device_type="cpu")
@@ -52,9 +53,10 @@ def test_key_has_the_second_product_and_is_rebuilt() -> None:
     assert moved.key != PROBLEM.key
 
 
+SUMS = [name for name, row in OPERATIONS.items() if row.second]
 BAD = {
     "no d": ({"d": None}, "mm_plus_mm: d is missing, expected d [K2, N]"),
-    "mm": ({"op": "mm"}, "mm: takes no c, got shape [64, 48]; mm_plus_mm does"),
+    "mm": ({"op": "mm"}, f"mm: takes no c, got shape [64, 48]; {' and '.join(SUMS)} {'do' if SUMS[1:] else 'does'}"),
     "shapes": (
         {"d": Layout.contiguous((32, 40), torch.bfloat16)},
         "mm_plus_mm: shapes do not fit, got a [64, 32], b [32, 40], c [64, 48] and d [32, 40]; "
