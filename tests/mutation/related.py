@@ -28,11 +28,11 @@ BROAD: dict[str, tuple[str, ...]] = {
     "conformance": (
         "unit/test_conformance_cases.py", "correctness/test_conformance_mutants.py", "correctness/test_conformance_bsr.py",
     ),
-    "declaration": ("correctness/test_conformance_bsr.py",),
+    "declaration": ("correctness/test_expectations.py", "correctness/test_conformance_bsr.py"),
     "numerics": ("correctness/test_expectations.py", "correctness/test_bsr.py", "correctness/test_verify_broken.py"),
     "problem": (
-        "correctness/test_expectations.py", "alignment/test_offers.py", "unit/test_rules.py", "correctness/test_grouped.py",
-        "correctness/test_verify_broken.py",
+        "unit/test_problem_facts.py", "correctness/test_expectations.py", "alignment/test_offers.py", "unit/test_rules.py",
+        "correctness/test_grouped.py", "correctness/test_verify_broken.py",
     ),
     "untrusted": ("judge/test_verdict.py", "judge/test_walls.py", "judge/test_hacks.py"),
 }  # fmt: skip
@@ -97,11 +97,16 @@ def test_files(root: Path) -> list[Path]:
     return [path for path in paths if not any(part in path.stem for part in NEVER)]
 
 
+def _in_names(text: str) -> set[str]:
+    """Return the words of the names of tests, such as ``swiglu`` of ``test_swiglu_is_fused``."""
+    return {word for name in re.findall(r"def test_(\w+)", text) for word in name.split("_")}
+
+
 def _mentions(root: Path) -> dict[Path, dict[str, float]]:
     """Return the words and dotted names in each test file, and with half the weight those in its helpers."""
     texts = {path: path.read_text() for folder in FOLDERS for path in sorted((root / "tests" / folder).rglob("*.py"))}
     tests = test_files(root)
-    words = {path.stem: {*re.findall(r"[\w.]+", text), *re.findall(r"\w+", text)} for path, text in texts.items()}
+    words = {path.stem: {*re.findall(r"[\w.]+", text), *re.findall(r"\w+", text), *_in_names(text)} for path, text in texts.items()}
     helpers = {path.stem: _imported(text) & words.keys() for path, text in texts.items()}
     found = {}
     for path in tests:
