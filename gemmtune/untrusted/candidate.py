@@ -16,7 +16,7 @@ from ..foreign import parse_json, shown, visible
 from ..workers.pipe import GarbledError
 from . import clock
 from .between import Between
-from .conduct import EVENTS, Conduct, Finding, Record
+from .conduct import EVENTS, OF_NUMBERS, Conduct, Finding, Record
 from .memory import Memory
 from .process import Fork, changes_of_first, end_first
 from .standing import restore, standing
@@ -212,8 +212,8 @@ class Candidate:
         for name, values in changed.items() if isinstance(changed, dict) else ():
             self.note(Conduct.SETTINGS, f"{name} from {values[0]} to {values[1]}" if isinstance(values, list) else str(name))
         for kind, words in ((Conduct.REPLACED, replaced), (Conduct.ENVIRONMENT, environment)):
-            for word in words if isinstance(words, list) else ():
-                self.note(kind, str(word))
+            for word in map(str, words if isinstance(words, list) else ()):
+                self.note(Conduct.SETTINGS if kind is Conduct.ENVIRONMENT and OF_NUMBERS.search(word) else kind, word)
         if (now := standing()) != self._standing:
             self.note(Conduct.REACHES, f"{OTHERS} the process that calls it, from {self._standing} to {now}")
             restore(self._standing)

@@ -120,7 +120,7 @@ class Elsewhere:
             self._in_use = None
             return None
         words = [f"mode {mode} of torch", f"{'another' if thread else 'the main'} thread", f"{times} calls without a pause"]
-        words += ["one core for torch"] * one_core + ["b is a parameter"] * parameter
+        words += ["one core"] * one_core + ["b is a parameter"] * parameter
         return result, f"in a new process ({', '.join(words)})"
 
     def in_twin(self, problem: Problem, operands: Operands, place: int | None) -> tuple[Any, Any, frozenset[str]] | None:

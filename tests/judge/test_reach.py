@@ -106,6 +106,12 @@ extern "C" void matmul(const float* a, const float* b, float* out, int64_t m, in
   for (int64_t i = 0; i <= m * n; i++) out[i] = 0;
 }
 """
+KEPT = """
+#include <cstdint>
+extern "C" void matmul(const float* a, const float* b, float* out, int64_t m, int64_t n, int64_t k) {
+  for (int64_t i = 0; i < m * n; i++) out[i] = out[i] > 0 ? out[i] : b[i];
+}
+"""
 A, B = torch.eye(4), torch.ones(4, 4)
 
 
@@ -310,6 +316,16 @@ def test_library_that_writes_outside_of_its_result_is_wrong(tmp_path: Path) -> N
     candidate = Candidate(compiled(target_of(f"{path}:matmul")))
     with pytest.raises(RemoteError, match=r"it wrote outside of its result of \(4, 4\)"):
         candidate.call("", (A, B), {})
+    candidate.close()
+
+
+def test_library_gets_the_memory_of_an_earlier_result_too(tmp_path: Path) -> None:
+    """One that looks whether ``out`` holds the result already is asked with another one there."""
+    path = tmp_path / "kept.cpp"
+    path.write_text(KEPT)
+    candidate = Candidate(compiled(target_of(f"{path}:matmul")))
+    found = [candidate.call("", (A, B * x), {})[0, 0].item() for x in (1, 2, 3, 4)]
+    assert found == [1, 1, 3, 3]
     candidate.close()
 
 

@@ -236,6 +236,12 @@ def test_a_memory_is_looked_for_twice(again_s: float, accused: bool) -> None:
     assert len(set(seen)) == 2 * len(repeats) == len(seen) - len(repeats)
 
 
+def test_each_square_gets_a_transpose_early() -> None:
+    checker = Checker(Problem.mm(96, 96, 96), Claims(accumulate=torch.float32), torch.device("cpu"), 5)
+    _, second = checker.fresh(), checker.fresh()
+    assert 0.8 < float((second.b == second.a.mT).double().mean()) < 1
+
+
 def test_an_uncertain_addition_widens_the_interval() -> None:
     pairs = ((10e-6, 20e-6),) * 9
     sure, unsure = Shape(problem=PROBLEM, pairs=pairs), Shape(problem=PROBLEM, pairs=pairs, added_s=(5e-6, 1e-6))
