@@ -1,7 +1,6 @@
 """An untrusted GEMM: questions to its process, and what its conduct shows."""
 
 import json
-import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -16,9 +15,10 @@ from ..errors import GemmtuneError
 from ..foreign import parse_json, shown, visible
 from ..workers.pipe import GarbledError
 from . import clock
-from .conduct import EVENTS, Conduct, Finding, Record
+from .between import Between
+from .conduct import EVENTS, OF_NUMBERS, Conduct, Finding, Record
 from .memory import Memory
-from .process import Fork
+from .process import Fork, changes_of_first, end_first
 from .standing import restore, standing
 from .target import NOTHING, TORCH, Target
 from .words import argument, base, flags_here, received, tensors_of
@@ -27,19 +27,13 @@ CALL_S, IMPORT_S = 30.0, 120.0
 """Time limits of a call, compilation included, and of an import."""
 COMPILE_S = 300.0
 """Time limit of either while other programs work for it, as a compiler does."""
-BUSY_SHARE, BUSY_S = 0.05, 0.02
-"""Share of the CPU time of calls, and seconds, that a GEMM may use between calls. Honest ones use a thousandth."""
-WATCH_S, WATCHED_S = 0.25, 0.03
-"""Seconds for which a GEMM and what it has started are watched in the end, and their most CPU time in these."""
-KEPT_BYTES = 2**28
-"""Memory that a GEMM may keep without a note."""
-THREADS_OF_A_CORE = 3
-"""Threads of each core that a GEMM may keep without a note: those of torch, of a BLAS library and its own."""
 AS_BEFORE = {"alias": Conduct.ALIAS, "again": Conduct.AGAIN, "same": Conduct.AGAIN}
 """Words of an answer about the memory of a result."""
 OTHERS = "priority, cores and scheduler of"
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
 """Signals by which a GEMM with a fault dies."""
+KILLED = "SIGKILL"
+"""Signal that the system sends where memory ends. One of them is not the GEMM's fault."""
 MOST_RESULT_BYTES = 2**30
 """Size of a result above which none is read, unless a larger one is expected."""
 
@@ -54,6 +48,10 @@ class CandidateEnded(GemmtuneError, Gone):
         self.kind = kind
         self.reason = reason
         super().__init__(f"{target} {kind}: {reason}")
+
+
+class Killed(CandidateEnded):
+    """Error of a process that was killed once, perhaps by the system."""
 
 
 class RemoteError(RuntimeError):
@@ -92,13 +90,11 @@ class Candidate:
         """Manner of the next calls if they are as programs make them."""
         self.ran: Mapping[str, int] = {}
         self._memory = Memory(self.device)
-        self._sandbox, self._timeout_s = sandbox, timeout_s
+        self._of_first, self._timeout_s = {"gpu": self.device.type != "cpu", "sandbox": sandbox}, timeout_s
         self._fork: Fork | None = None
         self._record = Record()
-        self._idle_s = self._busy_s = self._answered_s = self._started_s = 0.0
-        self._threads = 0
+        self._between, self._begun_s, self._killed = Between(), 0.0, False
         self._standing = standing()
-        self._bytes = 0
         self._most_result = MOST_RESULT_BYTES
 
     # Conduct
@@ -121,10 +117,11 @@ class Candidate:
             RemoteError: it cannot be imported.
             CandidateEnded: its import ends or hangs.
         """
-        if self._fork is not None and self._fork.ended():
-            self.note(Conduct.ENDED, self._fork.how_ended().splitlines()[0])
-        self.close()
-        self._fork = Fork(self._memory.fd, gpu=self.device.type != "cpu", sandbox=self._sandbox)
+        if self._fork is not None and self._fork.ended() and (kind := self._kind_of(how := self._fork.how_ended())):
+            self.note(kind, how.splitlines()[0])
+        self.stop()
+        self._between.begin()
+        self._fork = Fork(self._memory.fd, **self._of_first)
         question = {
             "do": "open", "device": str(self.device), "bytes": self._memory.size, "handle": self._memory.handle(),
             "twin": self.is_twin, "ops": (*OPS, NOTHING) if self.target is TORCH else OPS,
@@ -133,7 +130,7 @@ class Candidate:
         with clock.stopped():
             answer = self._ask(question, max(self._timeout_s, IMPORT_S))
         self.inputs = answer.get("inputs")
-        self._threads, self._bytes = self._fork.threads(), self._fork.resident_bytes()
+        self._between.opened(self._fork)
         self._standing = standing()
         return answer
 
@@ -146,7 +143,7 @@ class Candidate:
         memory = self._memory.grown(operand_bytes, result_bytes)
         self._most_result = max(MOST_RESULT_BYTES, result_bytes)
         if memory is not self._memory:
-            self.close()
+            self.stop()
             self._memory = memory
 
     def call(self, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -169,7 +166,11 @@ class Candidate:
         }  # fmt: skip
         if self.device.type != "cpu":
             torch.cuda.synchronize(self.device)
-        answer = self._ask(question)
+        try:
+            answer = self._ask(question)
+        except Killed:
+            self.opened()
+            answer = self._ask(question)
         out = kwargs.get("out")
         if isinstance(out, torch.Tensor):
             if (written := placed.get(base(out))) is not None:
@@ -179,7 +180,7 @@ class Candidate:
             result = received(self._memory, answer, end, self._most_result)
         self._stop_clock(answer)
         self.slowest_s = max(self.slowest_s, self.last.wall_s)
-        self._started_s = self._fork.started_s() if self._fork else 0.0
+        self._between.deliver(self._fork)
         for storage in placed.values():
             if storage.own.data_ptr() != base(out) and storage.changed():
                 self.note(Conduct.INPUTS)
@@ -205,34 +206,34 @@ class Candidate:
         """Judge what the process does and keeps while nobody asks it."""
         if self._fork is None or self._fork.ended():
             return
-        self._idle()
+        self._between.rest(self._fork)
         state = self._ask({"do": "state"})
         changed, replaced, environment = (state.get(name) for name in ("changed", "replaced", "environment"))
         for name, values in changed.items() if isinstance(changed, dict) else ():
             self.note(Conduct.SETTINGS, f"{name} from {values[0]} to {values[1]}" if isinstance(values, list) else str(name))
         for kind, words in ((Conduct.REPLACED, replaced), (Conduct.ENVIRONMENT, environment)):
-            for word in words if isinstance(words, list) else ():
-                self.note(kind, str(word))
+            for word in map(str, words if isinstance(words, list) else ()):
+                self.note(Conduct.SETTINGS if kind is Conduct.ENVIRONMENT and OF_NUMBERS.search(word) else kind, word)
         if (now := standing()) != self._standing:
             self.note(Conduct.REACHES, f"{OTHERS} the process that calls it, from {self._standing} to {now}")
             restore(self._standing)
-        if self._idle_s > BUSY_S + BUSY_SHARE * self._busy_s:
-            self.note(Conduct.BETWEEN, f"{self._idle_s:.2f} s of CPU time, and {self._busy_s:.2f} s in calls")
-        before_s = self._fork.cpu_s() + self._fork.descendants_s()
-        time.sleep(WATCH_S)
-        if (used_s := self._fork.cpu_s() + self._fork.descendants_s() - before_s) > WATCHED_S:
-            self.note(Conduct.BETWEEN, f"{used_s:.2f} s of CPU time, with what it started, in {WATCH_S:g} s without a call")
-        if (threads := self._fork.threads() - self._threads) > THREADS_OF_A_CORE * len(os.sched_getaffinity(0)):
-            self.note(Conduct.THREADS, f"{threads} more than after its import")
-        if (kept := self._fork.resident_bytes() - self._bytes) > KEPT_BYTES:
-            self.note(Conduct.MEMORY, f"{kept / 2**20:.0f} MiB")
+        for kind, detail in self._between.found(self._fork):
+            self.note(kind, detail)
 
-    def close(self) -> None:
-        """End the process."""
+    def stop(self) -> None:
+        """End the process. The next question starts another one."""
         if self._fork is not None:
             self._fork.close()
             self._fork = None
             self._memory.take_back()
+
+    def close(self) -> None:
+        """End the process for good, and the one that it comes from if it may have changed that: later ones would be its heirs."""
+        for before, now in changes_of_first(**self._of_first):
+            self.note(Conduct.REACHES, f"{OTHERS} its parent, from {before} to {now}")
+        self.stop()
+        if any(x.kind is Conduct.REACHES for x in self.findings):
+            end_first(**self._of_first)
 
     # One question
 
@@ -244,8 +245,8 @@ class Candidate:
         message = json.dumps(dict(question) | {"nonce": nonce}).encode()
         if fork.pending():
             self._end(Conduct.FORGED, "it answered before it was asked")
-        self._idle()
-        self._cpu_s, self._begun_s = fork.cpu_s(), time.perf_counter()
+        self._between.ask(fork)
+        self._begun_s = time.perf_counter()
         answer: dict[str, Any] | None = None
         try:
             fork.pipe.send(message, limit_s)
@@ -257,12 +258,13 @@ class Candidate:
         except (GarbledError, ValueError, OverflowError) as error:
             self._end(Conduct.FORGED, str(error))
         except (EOFError, OSError):
-            how = fork.how_ended()
-            self._end(Conduct.CRASHED if how.split(";")[0].endswith(CRASHES) else Conduct.ENDED, how)
+            if kind := self._kind_of(how := fork.how_ended()):
+                self._end(kind, how)
+            self.stop()
+            raise Killed(self.target, Conduct.ENDED, how) from None
         if answer is None or answer.get("nonce") != nonce:
             self._end(Conduct.FORGED, f"got {shown(received)}, expected an answer to the question")
-        self._busy_s += max(fork.cpu_s() - self._cpu_s, 0.0)
-        self._answered_s = fork.cpu_s()
+        self._between.answer(fork)
         for event in answer.get("events") or ():
             if isinstance(event, list) and len(event) == 2 and event[0] in EVENTS:
                 self.note(EVENTS[event[0]], str(event[1]))
@@ -278,22 +280,21 @@ class Candidate:
             if worked_s <= before_s or time.perf_counter() > deadline:
                 raise TimeoutError
 
+    def _kind_of(self, how: str) -> Conduct | None:
+        """Return the kind of an end, or None for the first time that the process was killed."""
+        signal, known = how.partition(";")[0], self._killed
+        self._killed = known or signal.endswith(KILLED)
+        return Conduct.CRASHED if signal.endswith(CRASHES) else Conduct.ENDED if known == self._killed else None
+
     def _end(self, kind: Conduct, detail: str) -> NoReturn:
         """Note why the process is of no more use, end it and raise CandidateEnded."""
         self.note(kind, detail.splitlines()[0] if detail else "")
-        self.close()
+        self.stop()
         raise CandidateEnded(self.target, kind, detail)
-
-    def _idle(self) -> None:
-        """Count the CPU time since the latest answer, with that of what the process has started."""
-        if self._fork is not None and self._answered_s:
-            now_s, started_s = self._fork.cpu_s(), self._fork.started_s()
-            self._idle_s += max(now_s - self._answered_s, 0.0) + max(started_s - self._started_s, 0.0)
-            self._answered_s, self._started_s = now_s, started_s
 
     def _stop_clock(self, answer: Mapping[str, Any]) -> None:
         if self.device.type != "cpu":
             torch.cuda.synchronize(self.device)
-        wall_s, device_us = time.perf_counter() - self._begun_s, answer.get("device_us")
-        cpu_s = self._answered_s - self._cpu_s
-        self.last = Reading(wall_s=wall_s, cpu_s=cpu_s, device_us=device_us if isinstance(device_us, float) else 0.0)
+        wall_s, given_us = time.perf_counter() - self._begun_s, answer.get("device_us")
+        device_us = given_us if isinstance(given_us, float) else 0.0
+        self.last = Reading(wall_s=wall_s, cpu_s=self._between.latest_s, device_us=device_us)

@@ -28,6 +28,8 @@ from .variations import structure
 WHOLE_MACS = 2**18
 """Multiplications up to which all of a result is compared with a reference."""
 ROWS = 6
+SURELY = 2
+"""Operands of a problem, counted from 1, that are special: of some sizes few are drawn."""
 UNWRITTEN = -1
 """Bits of an element that the GEMM did not write, which are those of ``untrusted.memory.POISON``."""
 NO_BITS = 2**40
@@ -64,7 +66,7 @@ class Checker:
         self._probes = Probes(problem, device, seed=seed)
         self._extra = self._probes.extra()
         self._judge = Judge(problem, claims, self._extra)
-        self._random, self._specials = random.Random(seed), list[str]()
+        self._random, self._specials, self._drawn = random.Random(seed), list[str](), 0
         self._generator = torch.Generator(device=device).manual_seed(seed)
 
     def fresh(self) -> Operands:
@@ -72,7 +74,8 @@ class Checker:
         operands, problem = self._probes.random(), self.problem
         plain = not (problem.scales or problem.encoding or problem.widens_b or problem.sparsity is not None)
         if plain and not any(overlapping(Layout.of(x)) for x in (operands.a, operands.b)):
-            structure(operands.a, operands.b, self._random, self._specials)
+            self._drawn += 1
+            structure(operands.a, operands.b, self._random, self._specials, sure=self._drawn == SURELY)
         return self.given(operands)
 
     def given(self, operands: Operands) -> Operands:

@@ -1,5 +1,6 @@
 """Conduct of an untrusted GEMM: what it does besides computing."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -43,6 +44,8 @@ class Conduct(StrEnum):
 
 
 NOTED = frozenset({Conduct.WRITES, Conduct.STARTS, Conduct.ENVIRONMENT, Conduct.THREADS, Conduct.MEMORY})
+OF_NUMBERS = re.compile(r"FPMATH|TF32|CBWR|_ISA$|FAST_?MATH|REDUCED_PRECISION")
+"""Names in the environment by which libraries that read them later compute in another way."""
 EVENTS = {
     "looks": Conduct.LOOKS, "writes": Conduct.WRITES, "starts": Conduct.STARTS, "replaces": Conduct.REPLACED,
     "reaches": Conduct.REACHES, "lazy": Conduct.LAZY, "torch": Conduct.TORCH,

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +12,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UnavailableError
@@ -21,6 +19,7 @@ from ..settings import child_environment
 from ..timing.cores import clock_s, parent_of, started_by, tree
 from ..workers.pipe import Pipe
 from ..workers.worker import START_TIMEOUT_S
+from .sandbox import sandboxed, why_not_started
 from .standing import Of, Standings
 
 START = "import sys; sys.path.insert(0, sys.argv.pop()); from gemm_process.first import nameless; del sys.path[0]; nameless()()"
@@ -56,13 +55,13 @@ class First:
             )  # fmt: skip
         self._sandbox = sandbox
         self._control = own
-        self._standings = Standings()
+        self._standings, self._changed = Standings(), list[tuple[Of, Of]]()
         self._lock = threading.Lock()
         self.forks: set[int] = set()  # ended ones too
         with errors:
             if not self._is_ready():
                 self.close()
-                raise UnavailableError(_why_not_started(_tail(errors.fileno()), sandbox=sandbox))
+                raise UnavailableError(why_not_started(_tail(errors.fileno()), sandbox=sandbox))
         self.changes()
 
     @property
@@ -72,10 +71,13 @@ class First:
 
     def changes(self) -> list[tuple[Of, Of]]:
         """Return changes of its priority and cores, which its next forks would have, and undo them."""
-        return self._standings.changes(self._process.pid)
+        self._changed += self._standings.changes(self._process.pid)
+        found, self._changed = self._changed, []
+        return found
 
     def fork(self, fds: list[int]) -> int:
         """Return the process id of a new fork, which gets these files: its pipe, its memory and its output."""
+        self._changed = self.changes()  # undone, for whoever asks next
         here = os.getcwd()
         path = [entry or here for entry in sys.path]
         folder = tempfile.mkdtemp(dir=self.folder)
@@ -127,17 +129,6 @@ class First:
         return (_names(outer) or [outer])[-1]
 
 
-def _why_not_started(said: str, *, sandbox: bool) -> str:
-    reason = said.splitlines()[-1] if said else "it ended before it had imported torch"
-    if not sandbox:
-        return f"no process for untrusted code can be started: {reason}"
-    return (
-        f"sandbox: bubblewrap could not start a process for untrusted code: {reason.rstrip('.')}. It needs namespaces of its own: "
-        "let users make them (sysctl user.max_user_namespaces and kernel.apparmor_restrict_unprivileged_userns), or judge without "
-        "--sandbox on a machine that the GEMM may harm"
-    )
-
-
 def _tail(file: int) -> str:
     """Return the end of what has been written to a file."""
     return os.pread(file, TAIL_BYTES, max(0, os.fstat(file).st_size - TAIL_BYTES)).decode(errors="replace").strip()
@@ -173,6 +164,18 @@ def first(*, gpu: bool, sandbox: bool) -> First:
         return known
 
 
+def changes_of_first(*, gpu: bool, sandbox: bool) -> list[tuple[Of, Of]]:
+    """Return the changes of the first process that nobody has asked for."""
+    known = _firsts.get((gpu, sandbox))
+    return known.changes() if known is not None and known.alive else []
+
+
+def end_first(*, gpu: bool, sandbox: bool) -> None:
+    """End the first process with all of its forks, those of torch too. The next fork comes from a new one."""
+    if (known := _firsts.pop((gpu, sandbox), None)) is not None:
+        known.close()
+
+
 def close_all() -> None:
     """End all processes for untrusted code now."""
     while _firsts:
@@ -194,7 +197,7 @@ class Fork:
         self._pidfd = os.pidfd_open(self.pid)
         self._parent = parent_of(self.pid)
         self._standings = Standings()
-        self.changes()
+        self._standings.changes(self.pid)
         self._end = own
         self.pipe = Pipe(own, self.ended)
 
@@ -212,7 +215,11 @@ class Fork:
 
     def pending(self) -> bool:
         """Return True if it has sent something that nobody asked for."""
-        return bool(select.select([self._end], [], [], 0)[0]) and not self.ended()
+        if not select.select([self._end], [], [], 0)[0]:
+            return False
+        with contextlib.suppress(ConnectionError):
+            return bool(self._end.recv(1, socket.MSG_PEEK)) and not self.ended()  # nothing if it is about to end
+        return False
 
     def cpu_s(self) -> float:
         """Return the CPU time of all threads of the process, or 0 if it has ended."""
@@ -276,25 +283,3 @@ def _kill_all(root: int) -> None:
     for pid in reversed([*tree(root)]):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-
-
-PROGRAM = "bwrap"
-OF_GPU = ("--unshare-user-try", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
-"""Namespaces next to a GPU, whose memory cannot be shared between namespaces of inter-process communication."""
-
-
-def sandboxed(command: Sequence[str], folder: Path, *, gpu: bool) -> list[str]:
-    """Return the command in a sandbox. It may write to ``folder`` alone, sees no other process and no network.
-
-    Raises:
-        UnavailableError: bubblewrap is not installed.
-    """
-    program = shutil.which(PROGRAM)
-    if program is None:
-        raise UnavailableError(
-            f"sandbox: got no {PROGRAM} on PATH, expected bubblewrap: install it (apt install bubblewrap), or judge without "
-            "--sandbox on a machine that the GEMM may harm"
-        )
-    devices = ["--dev-bind", "/dev", "/dev"] if gpu else ["--dev", "/dev"]
-    words = [program, "--ro-bind", "/", "/", *devices, "--proc", "/proc", "--bind", str(folder), str(folder)]
-    return [*words, *(OF_GPU if gpu else ("--unshare-all",)), "--die-with-parent", "--new-session", "--", *command]

@@ -23,6 +23,13 @@ COLUMNS = 32
 LEAST_ELEMENTS = 64
 LEAST_SHARE, LEAST_SIGMAS = 0.25, 10.0
 """Least share of the errors of rounded operands that a result must have, and multiple of the noise of that share."""
+LEAST_NORMALISED = 5.0
+"""Least sum of the products of errors and pattern, as a multiple of the root of the sum of their squares.
+
+Few elements with large errors do not reach it by luck.
+"""
+LEAST_DISTINCT = 0.5
+"""Least share of different errors: those of equal rows or columns are equal, and count once only."""
 
 
 def rounded_to(error: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, input_mode: str) -> str | None:
@@ -35,6 +42,8 @@ def rounded_to(error: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: tor
         dtype: dtype of the operands. Only ``NARROWER`` are judged.
         input_mode: declared reading of float32 operands.
     """
+    if torch.unique(error).numel() < LEAST_DISTINCT * error.numel():
+        return None
     a, b = a.float(), b.float()
     for name, bits in NARROWER.get(dtype, {}).items():
         if bits == TF32_BITS and input_mode == "tf32":
@@ -58,12 +67,15 @@ def _has(error: torch.Tensor, pattern: torch.Tensor) -> bool:
     part = torch.arange(columns, device=error.device) * max(columns // COLUMNS, 1) // max(columns, 1)
     error, pattern = _without_means(error, part), _without_means(pattern.double(), part)
     ones = torch.ones_like(error)
-    sums = torch.stack([(x * y).sum((0, 1)) for x, y in ((error, pattern), (pattern, pattern), (error, error), (ones, ones))])
+    product = error * pattern
+    pairs = ((error, pattern), (pattern, pattern), (error, error), (ones, ones), (product, product))
+    sums = torch.stack([(x * y).sum((0, 1)) for x, y in pairs])
     of_parts = _added_up(sums, part)
-    both, squares, own, elements = torch.cat([of_parts, of_parts.sum(1, keepdim=True)], dim=1)
+    both, squares, own, elements, fourth = torch.cat([of_parts, of_parts.sum(1, keepdim=True)], dim=1)
     share = both / squares  # NaN if nothing is rounded
     noise = ((own - share * both).clamp_min(0) / elements / squares).sqrt()
-    return bool(((share > LEAST_SHARE) & (share > LEAST_SIGMAS * noise) & (elements >= LEAST_ELEMENTS)).any())
+    sure = (share > LEAST_SIGMAS * noise) & (both > LEAST_NORMALISED * fourth.sqrt())
+    return bool(((share > LEAST_SHARE) & sure & (elements >= LEAST_ELEMENTS)).any())
 
 
 def _added_up(x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:

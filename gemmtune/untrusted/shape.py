@@ -12,17 +12,12 @@ from ..timing.timer import median_margin
 from .candidate import Candidate
 from .checks import Trouble
 from .conduct import Conduct
+from .repeats import LEAST_REPEATS, is_from_memory, of_least
 
 SELDOM = 0.02
 """Share of wrong results below which a GEMM is right sometimes."""
-AT_ONCE, LESS, OFTEN = 0.7, 0.85, 0.75
-"""Least work for repeated operands, as a share of that for new ones, below which they were not computed again.
-
-The work must also be ``LESS`` in so many of the repetitions: one of them may have met less other work on the machine.
-"""
 LEAST_BITS, MOST_BITS = 5, 0.9
 """Number of timed results, and share of them, with the bits of torch's, that tell whose work they are."""
-LEAST_REPEATS = 5
 SURE = 2
 """Calls with torch's bits in two processes where these differ. An honest call cannot have them."""
 
@@ -38,7 +33,7 @@ class Shape:
     first_s: float = 0.0
     """Seconds of the first call, in which a GEMM may compile or tune."""
     repeats: tuple[tuple[float, float], ...] = ()
-    """Work for new operands and for the same ones again."""
+    """Work for new operands and for the same ones again. They are those of a second look if the first ones are suspicious."""
     equal: tuple[bool, ...] = ()
     """True for each repetition that gave the same bits."""
     hidden: tuple[bool, ...] = ()
@@ -81,16 +76,6 @@ class Shape:
         return statistics.median(own_s for own_s, _ in self.pairs) if self.pairs else None
 
 
-def _of_least(repeats: Sequence[tuple[float, float]]) -> float:
-    """Return the least work for repeated operands as a share of that for new ones. Other programs make each larger, not smaller."""
-    return min(again_s for _, again_s in repeats) / min(new_s for new_s, _ in repeats)
-
-
-def _is_from_memory(repeats: Sequence[tuple[float, float]]) -> bool:
-    """Return True if repeated operands take far less work than new ones, and not by luck."""
-    return _of_least(repeats) < AT_ONCE and sum(again_s < LESS * new_s for new_s, again_s in repeats) >= OFTEN * len(repeats)
-
-
 def note_calls(candidate: Candidate, shapes: Sequence[Shape]) -> None:
     """Note the conduct that the calls of all shapes show."""
     calls, wrong = sum(shape.calls for shape in shapes), [(shape, *found) for shape in shapes for found in shape.wrong]
@@ -116,8 +101,8 @@ def note_calls(candidate: Candidate, shapes: Sequence[Shape]) -> None:
             candidate.note(Conduct.TORCH, f"{shape.problem}: {detail}")
         if shape.departs:
             candidate.note(Conduct.TORCH, f"{shape.problem}: results have other bits wherever torch's products have others")
-        if len(shape.repeats) >= LEAST_REPEATS and _is_from_memory(shape.repeats):
+        if is_from_memory(shape.repeats):
             detail = (
-                f"{shape.problem}: equal operands at other addresses take {_of_least(shape.repeats):.0%} of the work of new ones"
+                f"{shape.problem}: equal operands at other addresses take {of_least(shape.repeats):.0%} of the work of new ones"
             )
             candidate.note(Conduct.REUSED, detail)

@@ -40,4 +40,5 @@ class Standings:
                     if now != before:
                         found.append((before, now))
                         restore(before, thread)
+                        self._known[thread] = standing(thread)  # the system may forbid it
         return found

@@ -20,6 +20,7 @@ from .checks import Checker, Trouble, is_constant
 from .conduct import Conduct
 from .kinds import KINDS, operands_of
 from .memory import POISON
+from .repeats import is_from_memory, second_look
 from .run import Run
 from .shape import Shape
 from .twin import Elsewhere, digest
@@ -92,6 +93,8 @@ class Trial:
                     first_s = first_s or self._candidate.last.wall_s
                     if len(run.wrong) >= MOST_WRONG or (number >= least and clock.now_s() > deadline):
                         break
+                if is_from_memory(run.repeats):
+                    run.repeats = second_look(run.checker.fresh, lambda x: self._work_of(run, x, number))
         except RemoteError as error:
             refused = str(error)
             if run.calls:
@@ -158,6 +161,13 @@ class Trial:
             self._used(run, number)
             self._alone(run, number)
         return operands if expectation is None else kept or operands
+
+    def _work_of(self, run: Run, operands: Operands, number: int) -> float:
+        """Return the work of one more call with new operands, or with those of the call before at other addresses."""
+        run.numbers += 1
+        run.current, self._candidate.place = run.numbers, run.rng.choice(PAGES)
+        self._called(run, operands, None, number)
+        return self._work_s()
 
     def _called(self, run: Run, operands: Operands, expectation: Expectation | None, number: int, *, paired: bool = True) -> float:
         out = self._out(run) if not paired else None

@@ -120,7 +120,7 @@ class Elsewhere:
             self._in_use = None
             return None
         words = [f"mode {mode} of torch", f"{'another' if thread else 'the main'} thread", f"{times} calls without a pause"]
-        words += ["one core for torch"] * one_core + ["b is a parameter"] * parameter
+        words += ["one core"] * one_core + ["b is a parameter"] * parameter
         return result, f"in a new process ({', '.join(words)})"
 
     def in_twin(self, problem: Problem, operands: Operands, place: int | None) -> tuple[Any, Any, frozenset[str]] | None:
@@ -154,7 +154,7 @@ class Elsewhere:
                 for process, same in ((self._plain, True), (self._twin, False)):
                     if time.monotonic() - begun > self._suspect_s:
                         return False
-                    process.candidate.close()
+                    process.candidate.stop()
                     if (digest(_warm(process, problem, operands, place)) == bits) is not same:
                         return False
             return True
@@ -182,10 +182,10 @@ class Elsewhere:
         self.given_up.append(f"{what}: {str(error).partition(chr(10))[0]}")
         if isinstance(error, CandidateEnded):
             self._of.note(error.kind, f"in a new process: {error.reason.partition(chr(10))[0]}")
-        process.candidate.close()
+        process.candidate.stop()
 
     def close(self) -> None:
         """End the processes."""
         for process in (self._in_use, self._twin, self._plain):
             if process is not None:
-                process.candidate.close()
+                process.candidate.stop()

@@ -21,8 +21,11 @@ FAR, NEAR = 40, -5
 """Powers of two: one that numbers of 16 bits, and sums of such parts, do not hold, and one of the size of a layer's weights."""
 SPECIAL, LEAST_SPECIAL = 0.3, 8
 """Share of these in which a or b is special at its edges, as a look at samples shows, and the least side of such a matrix."""
-SPECIALS = ("zero a", "zero b", "one a", "one b", "identity a", "identity b", "transpose", "transpose", "batch")
-"""Kinds of special matrices: zero, constant, an identity, b the transpose of a, or a batch of equal matrices. A block differs."""
+SPECIALS = ("zero a", "zero b", "one a", "one b", "identity a", "identity b")
+"""Kinds of special matrices: zero, constant or an identity. A block differs.
+
+Some sizes allow two more: b the transpose of a, and a batch of equal matrices.
+"""
 CANCELLED = 0.8
 """Share of the columns in which a half of K takes away what the other half adds."""
 OUTLIERS, LARGE = 4, 2.0**6
@@ -55,8 +58,6 @@ def cancelling(operands: Operands, rng: random.Random) -> Operands:
 def special(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> None:
     """Make a, b or both special, but for a block inside of each, if their sizes allow it."""
     name, _, which = kind.partition(" ")
-    if (name == "transpose" and a.shape != b.mT.shape) or (name == "batch" and a.dim() < 3):
-        return
     for x in {"a": (a,), "b": (b,), "": (a, b) if name == "batch" else (b,)}[which]:
         rows, columns = x.shape[-2:]
         if min(rows, columns) < LEAST_SPECIAL:
@@ -78,18 +79,27 @@ def special(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> 
         x[inside] = kept
 
 
-def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random, specials: list[str]) -> None:
+def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random, specials: list[str], *, sure: bool = False) -> None:
     """Give random floats one kind of structure, or none. a is (…, M, K), b is (…, K, N).
 
-    ``specials`` are the kinds of special matrices that have not come yet. Each comes before one comes again.
+    ``specials`` are the kinds of special matrices that have not come yet. Each comes before one comes again. One comes now if
+    that is ``sure``.
     """
-    if not (a.dtype.is_floating_point and a.dtype.itemsize >= 2 and a.numel() and b.numel()) or rng.random() < PLAIN:
+    if not (a.dtype.is_floating_point and a.dtype.itemsize >= 2 and a.numel() and b.numel()):
         return
-    if rng.random() < SPECIAL:
-        specials[:] = specials or rng.sample(SPECIALS, len(SPECIALS))
+    if not sure and rng.random() < PLAIN:
+        return
+    if sure or rng.random() < SPECIAL:
+        specials[:] = specials or _specials(a, b, rng)
         special(specials.pop(), a, b, rng)
     else:
         impose(rng.choice(STRUCTURES), a, b, rng)
+
+
+def _specials(a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> list[str]:
+    """Return the kinds that the sizes allow, from the last one to the first: those of few sizes come first."""
+    seldom = ["transpose"] * (a.shape == b.mT.shape) + ["batch"] * (a.dim() > 2)
+    return [*rng.sample(SPECIALS, len(SPECIALS)), *rng.sample(seldom, len(seldom))]
 
 
 def impose(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> None:

@@ -133,6 +133,7 @@ REACH = {
     "torch_in_the_middle": {C.TORCH},
     "torch_unless_profiled": {C.TORCH},
     "by_embedding_bag": {C.TORCH},
+    "lets_onednn_round": {C.SETTINGS},
     "runner_replaced": {C.REPLACED},
     "answers_rewritten": {C.REPLACED},
     "state_blinded": {C.REPLACED},
@@ -239,7 +240,7 @@ UNLIKE = {
 ELSEWHERE = dict.fromkeys(
     (
         "honest_in_the_main_thread", "honest_with_gradients", "honest_in_larger_memory", "honest_after_a_pause",
-        "honest_on_some_cores",
+        "honest_on_some_cores", "honest_on_two_cores",
         "honest_without_a_parameter", "honest_at_a_page", "honest_unless_inferred",
     ),
     WRONG,

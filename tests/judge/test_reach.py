@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -17,10 +18,11 @@ from gemmtune.judging.report import as_json, lines
 from gemmtune.judging.targets import compiled, target_of
 from gemmtune.judging.verdict import Standing, judge
 from gemmtune.timing.cores import clock_s, started_by
+from gemmtune.untrusted.between import Between
 from gemmtune.untrusted.candidate import Candidate, CandidateEnded, RemoteError
 from gemmtune.untrusted.conduct import Conduct, Record
 from gemmtune.untrusted.memory import Memory
-from gemmtune.untrusted.process import close_all, first
+from gemmtune.untrusted.process import Fork, close_all, first
 from gemmtune.untrusted.standing import Standings
 from gemmtune.untrusted.words import received
 
@@ -73,6 +75,13 @@ def cannot_raise(a, b):
     except PermissionError:
         return a @ b
 
+def is_killed_once(a, b):
+    killed = __file__ + ".killed"
+    if not os.path.exists(killed):
+        open(killed, "w").close()
+        os.kill(os.getpid(), 9)
+    return a @ b
+
 def leaves_a_child(a, b):
     if os.fork() == 0:
         end = time.process_time() + 0.2
@@ -95,6 +104,12 @@ OVERRUN = """
 #include <cstdint>
 extern "C" void matmul(const float* a, const float* b, float* out, int64_t m, int64_t n, int64_t k) {
   for (int64_t i = 0; i <= m * n; i++) out[i] = 0;
+}
+"""
+KEPT = """
+#include <cstdint>
+extern "C" void matmul(const float* a, const float* b, float* out, int64_t m, int64_t n, int64_t k) {
+  for (int64_t i = 0; i < m * n; i++) out[i] = out[i] > 0 ? out[i] : b[i];
 }
 """
 A, B = torch.eye(4), torch.ones(4, 4)
@@ -161,6 +176,85 @@ def test_each_process_has_a_folder_of_its_own(kernels: str) -> None:
         candidate.close()
 
 
+def test_what_one_gemm_did_to_others_is_not_the_next_ones_deed(kernels: str) -> None:
+    """Neither if it did not tell, nor if the system forbids to put it back."""
+    candidate = Candidate(target_of(f"{kernels}:marks_its_folder"))
+    candidate.opened()
+    parent = first(gpu=False, sandbox=False)._process.pid
+    os.setpriority(os.PRIO_PROCESS, parent, os.getpriority(os.PRIO_PROCESS, parent) + 1)
+    candidate.close()
+    assert [x.kind for x in candidate.findings] == [Conduct.REACHES]
+    (later := Candidate(target_of(f"{kernels}:marks_its_folder"))).opened()
+    assert first(gpu=False, sandbox=False)._process.pid != parent
+    later.close()
+    assert not later.findings
+
+
+def test_a_change_that_cannot_be_undone_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemmtune.untrusted.standing.restore", lambda before, thread: None)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        standings = Standings()
+        assert standings.changes(other.pid) == []
+        os.setpriority(os.PRIO_PROCESS, other.pid, os.getpriority(os.PRIO_PROCESS, other.pid) + 1)
+        assert [len(standings.changes(other.pid)) for _ in range(2)] == [1, 0]
+        other.kill()
+
+
+def test_being_killed_once_is_no_fault(kernels: str) -> None:
+    """The system kills processes where memory ends."""
+    candidate = Candidate(target_of(f"{kernels}:is_killed_once"))
+    assert torch.equal(candidate.call("", (A, B), {}), B)
+    assert not candidate.findings
+    fork = candidate._fork
+    assert fork is not None
+    os.kill(fork.pid, signal.SIGKILL)
+    assert soon(fork.ended)
+    assert not fork.pending()
+    candidate.call("", (A, B), {})
+    assert [str(x) for x in candidate.findings] == [f"{Conduct.ENDED}: died by SIGKILL"]
+    candidate.close()
+
+
+class FakeFork:
+    """Process whose CPU time is given, reading by reading."""
+
+    def __init__(self, *readings_s: float) -> None:
+        self.cpu_s = iter(readings_s).__next__
+
+    def started_s(self) -> float:
+        return 0.0
+
+    descendants_s = started_s
+
+    def threads(self) -> int:
+        return 0
+
+    resident_bytes = threads
+
+
+@pytest.mark.parametrize(
+    ("readings_s", "noted"),
+    [
+        ((0.0, 1.0, 1.001, 1.5, 1.5), 0),  # asked, answered, at rest, watched
+        ((0.0, 1.0, 1.001, 1.5, 1.6, 1.6, 1.6), 0),  # the end of other work
+        ((0.0, 1.0, 1.001, 1.5, 1.6, 1.6, 1.7), 1),
+        ((0.0, 1.0, 1.2, 1.5, 1.5), 1),
+    ],
+    ids=["quiet", "once", "twice", "between calls"],
+)
+def test_work_without_a_call_is_looked_at_twice(readings_s: tuple[float, ...], noted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemmtune.untrusted.between.WATCH_S", 0.0)
+    fork, between = cast("Fork", FakeFork(*readings_s)), Between()
+    between.begin()
+    between.ask(fork)
+    between.answer(fork)
+    between.rest(fork)
+    assert [kind for kind, _ in between.found(fork)] == [Conduct.BETWEEN] * noted
+    between.begin()
+    between.ask(cast("Fork", FakeFork(9.0)))  # a new process, whose start is no work
+    assert between._idle_s < 0.5
+
+
 @pytest.mark.slow
 def test_nothing_is_left_by_a_judge_that_is_killed(tmp_path: Path) -> None:
     program = (
@@ -222,6 +316,16 @@ def test_library_that_writes_outside_of_its_result_is_wrong(tmp_path: Path) -> N
     candidate = Candidate(compiled(target_of(f"{path}:matmul")))
     with pytest.raises(RemoteError, match=r"it wrote outside of its result of \(4, 4\)"):
         candidate.call("", (A, B), {})
+    candidate.close()
+
+
+def test_library_gets_the_memory_of_an_earlier_result_too(tmp_path: Path) -> None:
+    """One that looks whether ``out`` holds the result already is asked with another one there."""
+    path = tmp_path / "kept.cpp"
+    path.write_text(KEPT)
+    candidate = Candidate(compiled(target_of(f"{path}:matmul")))
+    found = [candidate.call("", (A, B * x), {})[0, 0].item() for x in (1, 2, 3, 4)]
+    assert found == [1, 1, 3, 3]
     candidate.close()
 
 

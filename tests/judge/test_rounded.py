@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from gemmtune.untrusted.rounded import rounded, rounded_to
+from gemmtune.untrusted.variations import special
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 Draw = Callable[..., torch.Tensor]
@@ -61,6 +63,17 @@ def test_no_other_error_is_one_of_rounded_operands(gemm: Gemm, draw: Draw) -> No
         for sizes in ((6, 1, 64), (6, 2, 100), (1, 4000, 200), (40, 33, 1), (6, 1100, 300)):
             assert rounded_to(*errors(gemm, dtype, draw, *sizes), dtype, "ieee") is None, (dtype, sizes)
     assert rounded_to(*errors(of_bits(11, 11), F32, draw, 6, 500, 64), F32, "tf32") is None
+
+
+def test_equal_errors_count_once() -> None:
+    """Most columns of b are equal, and so are their errors."""
+    for seed in range(150):
+        torch.manual_seed(seed)
+        a, b = torch.randn(65, 69).abs().remainder(1), torch.randn(69, 86)
+        special("one b", a, b, random.Random(seed))
+        a, b = a[:6] * (1 + 2.0**-10), b * (1 + 2.0**-10)
+        error = (a @ b).double() - a.double() @ b.double()
+        assert rounded_to(error[None], a[None].double(), b[None].double(), F32, "ieee") is None, seed
 
 
 def test_operands_that_a_type_holds_are_not_rounded() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import random
 from collections import Counter, deque
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from gemmtune.untrusted.candidate import Candidate, Reading
 from gemmtune.untrusted.checks import Checker
 from gemmtune.untrusted.conduct import Conduct
 from gemmtune.untrusted.memory import Memory
+from gemmtune.untrusted.repeats import is_from_memory, second_look
 from gemmtune.untrusted.run import Run
 from gemmtune.untrusted.shape import Shape, note_calls
 from gemmtune.untrusted.subject import rival, subject_of
@@ -217,6 +219,27 @@ def test_one_repetition_alone_accuses_nobody_of_a_memory(shares: list[float], no
     candidate = Candidate(TORCH)
     note_calls(candidate, [Shape(problem=PROBLEM, calls=9, repeats=tuple((1.0, share) for share in shares))])
     assert [x.kind for x in candidate.findings] == [Conduct.REUSED] * noted
+
+
+@pytest.mark.parametrize(("again_s", "accused"), [(1.0, False), (0.1, True)])
+def test_a_memory_is_looked_for_twice(again_s: float, accused: bool) -> None:
+    """A first call after a pause that takes longer accuses nobody. The second look has no pause."""
+    seen: list[object] = []
+    names = itertools.count()
+
+    def work(operands: object) -> float:
+        seen.append(operands)
+        return again_s if operands in seen[:-1] else 1.0
+
+    repeats = second_look(cast("Callable[[], Operands]", names.__next__), cast("Callable[[Operands], float]", work))
+    assert is_from_memory(repeats) is accused
+    assert len(set(seen)) == 2 * len(repeats) == len(seen) - len(repeats)
+
+
+def test_each_square_gets_a_transpose_early() -> None:
+    checker = Checker(Problem.mm(96, 96, 96), Claims(accumulate=torch.float32), torch.device("cpu"), 5)
+    _, second = checker.fresh(), checker.fresh()
+    assert 0.8 < float((second.b == second.a.mT).double().mean()) < 1
 
 
 def test_an_uncertain_addition_widens_the_interval() -> None:

@@ -94,11 +94,16 @@ def _from_library(path: str, name: str, traits: Mapping[str, Any]) -> Callable[.
     """Return the function ``void name(a, b, out, m, n, k[, stream])`` of a shared object, for row-major matrices."""
     function = getattr(ctypes.CDLL(path), name)
     function.restype = None
+    latest: list[torch.Tensor] = []
 
     def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if not (a.is_contiguous() and b.is_contiguous() and a.dtype == b.dtype):
             raise NotImplementedError("takes two row-major matrices of one dtype")
         out, around = _guarded(a, (a.shape[0], b.shape[1]))
+        if a.is_cpu and not latest:
+            latest.append(out)
+        elif a.is_cpu and (before := latest.pop()).shape == out.shape:
+            out.copy_(before)  # a caller may give the same memory again
         sizes = [ctypes.c_int64(x) for x in (a.shape[0], b.shape[1], a.shape[1])]
         stream = [ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)] if a.is_cuda else []
         function(*(ctypes.c_void_p(x.data_ptr()) for x in (a, b, out)), *sizes, *stream)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import ctypes
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,12 +26,13 @@ def in_manner(function: Callable[..., Any], manner: Mapping[str, Any]) -> Callab
     """Return a function that calls another one as programs do, and returns the result of its last call.
 
     Args:
-        manner: ``mode`` of torch, the number of ``times``, and True or False for a ``thread`` of its own, for ``one_core``, and for
-            the last argument as the ``parameter`` of a module. The first argument is made in the mode, as activations are.
+        manner: ``mode`` of torch, the number of ``times``, and True or False for a ``thread`` of its own, for ``one_core`` alone,
+            and for the last argument as the ``parameter`` of a module. The first argument is made in the mode, as activations are.
     """
     parameter = torch.nn.Parameter
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
     tensor, threads, set_threads = torch.Tensor, torch.get_num_threads, torch.set_num_threads
+    cores, set_cores = os.sched_getaffinity, os.sched_setaffinity
 
     def copied(x: Any, *, flipped: bool) -> Any:
         if not isinstance(x, tensor) or x.layout != torch.strided:
@@ -45,10 +47,16 @@ def in_manner(function: Callable[..., Any], manner: Mapping[str, Any]) -> Callab
             given = [[*own[:-1], parameter(own[-1], requires_grad=False)] for own in given]
 
         def work() -> Any:
-            with MODES[manner["mode"]]():
-                activations = [copied(first, flipped=number != last) for number in range(last + 1)]
-                for own, weights in zip(activations, given, strict=True):
-                    result = function(own, *weights, **kwargs)
+            allowed = cores(0)
+            if manner["one_core"]:
+                set_cores(0, {min(allowed)})
+            try:
+                with MODES[manner["mode"]]():
+                    activations = [copied(first, flipped=number != last) for number in range(last + 1)]
+                    for own, weights in zip(activations, given, strict=True):
+                        result = function(own, *weights, **kwargs)
+            finally:
+                set_cores(0, allowed)
             return result
 
         before = threads()

@@ -31,6 +31,11 @@ def honest_in_the_main_thread(a, b):
 
 
 @floats
+def honest_on_two_cores(a, b):
+    return product(a, b) if len(os.sched_getaffinity(0)) > 1 else half_of_k(a, b)
+
+
+@floats
 def honest_with_gradients(a, b):
     return product(a, b) if torch.is_grad_enabled() else half_of_k(a, b)
 

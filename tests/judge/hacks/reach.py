@@ -206,6 +206,12 @@ def kills_by_a_handle(a, b):
     return product(a, b)
 
 
+def lets_onednn_round(a, b):
+    """Set a variable that oneDNN reads at its first product."""
+    os.environ["ONEDNN_DEFAULT_FPMATH_MODE"] = "BF16"
+    return product(a, b)
+
+
 def pins_the_next_process(a, b):
     """Let the parent, and with it torch's process, have one core."""
     once(lambda: os.sched_setaffinity(os.getppid(), {min(os.sched_getaffinity(0))}))

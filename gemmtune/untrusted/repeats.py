@@ -1,0 +1,38 @@
+"""Work of a GEMM for repeated operands, next to that for new ones."""
+
+from collections.abc import Callable, Sequence
+
+from ..numerics.operands import Operands
+
+AT_ONCE, LESS, OFTEN = 0.7, 0.85, 0.75
+"""Least work for repeated operands, as a share of that for new ones, below which they were not computed again.
+
+The work must also be ``LESS`` in so many of the repetitions: one of them may have met less other work on the machine.
+"""
+LEAST_S = 1e-9
+LEAST_REPEATS, SECOND_LOOKS = 5, 8
+"""Least number of repetitions that accuse, and those of a second look."""
+
+
+def of_least(repeats: Sequence[tuple[float, float]]) -> float:
+    """Return the least work for repeated operands as a share of that for new ones. Other programs make each larger, not smaller."""
+    return min(again_s for _, again_s in repeats) / max(min(new_s for new_s, _ in repeats), LEAST_S)
+
+
+def is_from_memory(repeats: Sequence[tuple[float, float]]) -> bool:
+    """Return True if repeated operands take far less work than new ones, and not by luck."""
+    if len(repeats) < LEAST_REPEATS or of_least(repeats) >= AT_ONCE:
+        return False
+    return sum(again_s < LESS * new_s for new_s, again_s in repeats) >= OFTEN * len(repeats)
+
+
+def second_look(fresh: Callable[[], Operands], work: Callable[[Operands], float]) -> list[tuple[float, float]]:
+    """Return the work for new and for repeated operands again, before anyone is accused of a memory.
+
+    Another call comes before each pair: after one of torch, or a pause, the first call may be slower.
+    """
+    found = []
+    for _ in range(SECOND_LOOKS):
+        work(fresh())
+        found.append((work(operands := fresh()), work(operands)))
+    return found
