@@ -67,11 +67,15 @@ def _value(text: str) -> int:
 
 
 def usual(macs: int, rng: random.Random) -> Iterator[tuple[int, int, int]]:
-    """Yield sizes as benchmarks have them, of at most ``macs`` multiplications: squares, multiples of 256, few rows, large ones."""
+    """Yield sizes as benchmarks have them, of at most ``macs`` multiplications: squares, few rows, multiples of 256, large ones.
+
+    Few rows or columns have 10 million elements or more beside them: large operands may be treated in a way of their own.
+    """
     side = rng.randint(700, 1300)
     multiples = (256 * rng.randint(3, 5), 256 * rng.randint(3, 5), 256 * rng.randint(3, 5))
-    rows = (rng.randint(1, 4), rng.randint(1024, 3000), rng.randint(2048, 5000))
-    for m, n, k in ((1024, 1024, 1024), (side, side, side), multiples, rows, (2048, 1024, 1024)):
+    few, many, deep = rng.randint(1, 4), rng.randint(2500, 4000), rng.randint(4096, 6000)
+    rows = rng.choice(((few, many, deep), (many, few, deep)))
+    for m, n, k in ((1024, 1024, 1024), rows, (side, side, side), multiples, (2048, 1024, 1024)):
         if m * n * k <= macs:
             yield m, n, k
 

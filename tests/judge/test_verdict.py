@@ -377,6 +377,9 @@ def test_usual_sizes_are_squares_multiples_few_rows_and_large_ones() -> None:
     assert (1024, 1024, 1024) in found
     assert sum(m == n == k for m, n, k in found) == 2
     assert any(not (m % 256 or n % 256 or k % 256) and len({m, n, k}) > 1 for m, n, k in found)
-    assert any(m <= 4 for m, _, _ in found)
+    for seed in range(20):
+        tall = [(m, n, k) for m, n, k in sizes.usual(2**31, random.Random(seed)) if min(m, n) <= 4]
+        assert all(max(m, n) * k >= 10**7 for m, n, k in tall), "a large operand, whose numbers few products would need"
+        assert len(tall) == 1
     assert max(m * n * k for m, n, k in found) == 2**31
     assert list(sizes.usual(1000, random.Random(2))) == []
