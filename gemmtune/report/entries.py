@@ -11,6 +11,7 @@ from ..problem import Problem
 from ..store.exchange import LEAST_TIME_US, MOST_TIME_US
 from ..store.row import stored_problem
 from ..timing.limits import least_work
+from ..timing.neighbours import credible_ratio
 from ..timing.rounds import tie
 
 
@@ -74,8 +75,8 @@ class Entry:
 
     @property
     def speedup(self) -> float | None:
-        """Time of torch divided by that of the pick."""
-        return _ratio(self.torch_us, self.time_us)
+        """Time of torch divided by that of the pick. None if a busy machine explains it."""
+        return credible_ratio(self.torch_us, self.time_us, self.disturbed)
 
     @property
     def share(self) -> float | None:

@@ -1,5 +1,6 @@
 """Stored results of one problem on one machine, with the pick that calls would take."""
 
+import functools
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from ..selector.pick import pick, right
 from ..selector.result import Outcome
 from ..store.row import stored_problem
 from ..store.store import Row
+from ..timing.neighbours import credible_ratio
 from .names import problem_text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Known:
     """Stored results of one problem on one machine."""
 
@@ -27,7 +29,7 @@ class Known:
         """The problem, None if another version wrote it."""
         return stored_problem(self.key)
 
-    @property
+    @functools.cached_property
     def outcomes(self) -> list[Outcome]:
         """Correct choices, the pick first and the others by time."""
         ordered = right(map(outcome_of, self.rows))
@@ -39,7 +41,7 @@ class Known:
         """Direct time of torch's operation, divided by the time of the pick, as in ``ProblemResult``."""
         torch_us = next((o.direct_us for o in self.outcomes if o.baseline), None)
         best_us = self.outcomes[0].time_us if self.outcomes else None
-        return torch_us / best_us if torch_us and best_us else None
+        return credible_ratio(torch_us, best_us, self.disturbed)
 
     @property
     def disturbed(self) -> str:

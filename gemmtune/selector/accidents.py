@@ -10,6 +10,8 @@ from .samples import NO_MEMORY, Sample
 
 KILLED = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 """Signals that other processes send, such as an OOM killer. A choice that crashes dies by another one."""
+WHILE_BUSY = "(compile_timeout_s) while "
+"""Part of the message of a compilation that other work on the machine delayed beyond its limit."""
 
 
 def _errors(*numbers: int) -> tuple[str, ...]:
@@ -33,7 +35,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
         "ended with -9", "ended with -15", "died with <Signals.SIGKILL",
     ),
     "its answer was garbled": (GARBLED,),
-    "it ran out of time": (NO_ANSWER,),
+    "it ran out of time": (NO_ANSWER, WHILE_BUSY),
     "the GPU was lost": (
         "GPU is lost", "busy or unavailable", "no CUDA-capable device", "uncorrectable ECC error", "uncorrectable NVLink error",
         "driver shutting down", "system not yet initialized",

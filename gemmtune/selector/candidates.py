@@ -19,7 +19,7 @@ from ..store.key import fingerprint_text
 from ..store.store import Row, Store
 from .offers import enabled_backends, interleaved, known_variants, named_choice, widest_offers_for
 from .pick import pick
-from .result import ALONE, DISTURBED, SETTLED, Outcome
+from .result import ALONE, DISTURBED, LIMIT_S, LIMITS, SETTLED, Outcome
 from .trials import Trials, trials_for, tried_offers
 
 Retry = Literal["needed", "failed", "disturbed"]
@@ -114,7 +114,7 @@ class Candidates:
         """
         # Select the rows that count.
         rows = {} if self.settings.tune == "force" else store.rows(self.problem.key, self.fingerprint)
-        rows = without_accidents({digest: row for digest, row in rows.items() if not _retried(row, retry)})
+        rows = without_accidents({digest: row for digest, row in rows.items() if not _retried(row, retry, self.settings)})
         choices = dict(self.choices)
         # Find the choice of each row: among offers and their variants, then in the widest search.
         choices |= known_variants(self.offers.choices, rows.keys() - choices, self.settings)
@@ -214,8 +214,12 @@ def choice_of(
     return next((x for x in named if x.content_hash == content_hash), None)
 
 
-def _retried(row: Row, retry: Retry) -> bool:
-    """Return True if the row is of a busy machine and is to be measured again."""
+def _retried(row: Row, retry: Retry, settings: Settings) -> bool:
+    """Return True if the row is to be measured again: it is of a busy machine, or exceeded a smaller time limit than today's."""
+    if row.status in LIMITS:
+        limit_s = row.info.get(LIMIT_S)  # earlier versions did not store it
+        if not isinstance(limit_s, (int, float)) or getattr(settings, LIMITS[row.status]) > limit_s:
+            return True
     return bool(row.info.get(DISTURBED)) and (retry == "disturbed" or (retry == "failed" and row.status is not Status.OK))
 
 

@@ -5,9 +5,11 @@ import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..choice import Choice, Status
 from ..effort import EFFORT
+from ..settings import Settings
 from ..timing.neighbours import drifts_too_far, wait_until_quiet
 from .accidents import done_by_machine
 from .candidates import Candidates
@@ -18,7 +20,7 @@ from .pick import right, shortlist
 from .precompile import Compilation, precompile
 from .progress import Progress
 from .remote import AnySession, open_session
-from .result import ALONE, DISTURBED, HOST_US, MARGIN_US, PLACE, SETTLED, Outcome
+from .result import ALONE, DISTURBED, HOST_US, LIMIT_S, LIMITS, MARGIN_US, PLACE, SETTLED, Outcome
 from .samples import Sample
 
 WAVES = 2
@@ -161,7 +163,7 @@ def play_final_rounds(x: Measuring, fresh: Sequence[Outcome], incumbents: Sequen
     # Record the choices that failed.
     for o in (*fresh, *incumbents):
         if failure := finals.failures.get(o.name):
-            info = o.info | ({DISTURBED: why} if (why := done_by_machine(failure)) else {})
+            info = o.info | circumstances(failure, candidates.settings)
             outcomes[o.content_hash] = dataclasses.replace(
                 o, status=failure.status, reason=failure.reason, time_us=None, error_over_bound=None, finalist=False, info=info
             )
@@ -184,6 +186,14 @@ def play_final_rounds(x: Measuring, fresh: Sequence[Outcome], incumbents: Sequen
     return finals.refused
 
 
+def circumstances(failure: Sample, settings: Settings) -> dict[str, Any]:
+    """Return the circumstances of a failure for ``info``: what the machine did, and the time limit that was exceeded."""
+    found: dict[str, Any] = {DISTURBED: why} if (why := done_by_machine(failure)) else {}
+    if failure.status in LIMITS:
+        found[LIMIT_S] = getattr(settings, LIMITS[failure.status])
+    return found
+
+
 def outcome(choice: Choice, candidates: Candidates, sample: Sample) -> Outcome:
     """Return the outcome of one candidate."""
     info = dict(choice.info)
@@ -192,8 +202,7 @@ def outcome(choice: Choice, candidates: Candidates, sample: Sample) -> Outcome:
         info[PLACE] = place
     if candidates.host_us:
         info[HOST_US] = candidates.host_us
-    if why := done_by_machine(sample):
-        info[DISTURBED] = why
+    info |= circumstances(sample, candidates.settings)
     return Outcome(
         name=choice.name,
         backend=choice.backend,

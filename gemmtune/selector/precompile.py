@@ -10,12 +10,15 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 
 from ..choice import Choice, Status
+from ..device import detect
 from ..errors import CompileError
 from ..settings import Settings
+from ..timing.neighbours import Watch
 from ..toolchain import cubin, triton_kernels
 from ..workers import compiling
 from ..workers.pool import WORKERS
 from ..workers.worker import NoWorkerError, Worker, WorkerCrashed, WorkerTimedOut
+from .accidents import WHILE_BUSY
 from .samples import Sample
 
 COMPILING = "compile"
@@ -54,6 +57,7 @@ class Compilation(AbstractContextManager["Compilation"]):
 
     def __init__(self, choices: Iterable[Choice], settings: Settings) -> None:
         self._settings = settings
+        self._watch = Watch(detect("cpu"))
         self._lock = threading.Lock()
         self._here = threading.Lock()
         self._stopping = False
@@ -120,8 +124,9 @@ class Compilation(AbstractContextManager["Compilation"]):
         try:
             compilation()
         except WorkerTimedOut:
-            limit = f"{self._settings.compile_timeout_s:g} s"
-            return Sample(status=Status.COMPILE_TIMEOUT, reason=f"not compiled within {limit} (compile_timeout_s)")
+            reason = f"not compiled within {self._settings.compile_timeout_s:g} s "
+            seen = self._watch.seen()
+            return Sample(status=Status.COMPILE_TIMEOUT, reason=reason + (f"{WHILE_BUSY}{seen}" if seen else "(compile_timeout_s)"))
         except WorkerCrashed as error:
             return Sample(status=Status.CRASHED, reason=error.reason)
         except CompileError as error:

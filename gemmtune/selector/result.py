@@ -12,6 +12,7 @@ from ..choice import Refusal, Status
 from ..errors import ELSE_TORCH, MORE_BACKENDS
 from ..problem import Problem
 from ..settings import Settings
+from ..timing.neighbours import credible_ratio
 from ..timing.rounds import BUSY_MARK
 
 DISTURBED = "disturbed"
@@ -20,6 +21,10 @@ AGAIN = "measure it again on a quiet machine, by tune(…, again=True) or gemmtu
 """Remedy for results of a busy machine."""
 HOST_US = "host_us"
 """Key for gemmtune's own host time in ``time_us``, if that is the time of a whole call."""
+LIMIT_S = "limit_s"
+"""Key for the time limit in seconds that a choice exceeded. A larger limit tries the choice again."""
+LIMITS = {Status.COMPILE_TIMEOUT: "compile_timeout_s", Status.TIMED_OUT: "choice_timeout_s"}
+"""The setting of the limit that a choice with this status exceeded."""
 MARGIN_US = "margin_us"
 """Key for half the 95% interval of ``time_us`` in the final rounds."""
 PLACE = "place"
@@ -123,10 +128,13 @@ class ProblemResult:
 
     @property
     def speedup_over_torch(self) -> float | None:
-        """Time of torch's own operation, called directly, divided by the time of the pick. None unless both were measured."""
-        if not (self.picked and self.picked.time_us and self.baseline and self.baseline.direct_us):
+        """Time of torch's own operation, called directly, divided by the time of the pick. None unless both were measured.
+
+        It is None too if a busy machine explains it.
+        """
+        if self.picked is None or self.baseline is None:
             return None
-        return self.baseline.direct_us / self.picked.time_us
+        return credible_ratio(self.baseline.direct_us, self.picked.time_us, self.disturbed)
 
     @property
     def disturbed(self) -> str:
@@ -163,8 +171,12 @@ def busy(disturbed: str) -> str:
 
 def remedy_for(outcomes: Iterable[Outcome], settings: Settings) -> str:
     """Return the sentence that says what helps a problem without a pick."""
+    outcomes = list(outcomes)
     failed = [o for o in outcomes if o.disturbed]
+    slow = " or ".join(name for status, name in LIMITS.items() if any(o.status is status for o in outcomes))
     if failed:
-        slow = ", or raise choice_timeout_s" if any(o.status is Status.TIMED_OUT for o in failed) else ""
-        return f"Tune it again on an idle machine{slow}: {', '.join(sorted({o.disturbed for o in failed}))}."
+        raised = f", or raise {slow}" if slow else ""
+        return f"Tune it again on an idle machine{raised}: {', '.join(sorted({o.disturbed for o in failed}))}."
+    if slow:
+        return f"Raise {slow}, and tune it again."
     return f"{MORE_BACKENDS}." if settings.fallback_to_aten else ELSE_TORCH

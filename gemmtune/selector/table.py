@@ -93,9 +93,10 @@ def pick_line(result: ProblemResult) -> str:
     text, mark = f"pick: {picked.name}", busy(result.disturbed)
     if picked.time_us is not None:
         text += f", {_number(picked.time_us)} µs"
-    if result.speedup_over_torch is None:
+    if baseline is None or picked.time_us is None:
         return f"{text}{mark}; torch was not measured"
-    assert baseline is not None
+    if result.speedup_over_torch is None:
+        return f"{text}; too disturbed to compare with {baseline.name}, {_number(baseline.direct_us or 0.0)} µs{mark}"
     ratio = f"{result.speedup_over_torch:.2f}"
     by_gemmtune = (baseline.time_us or 0.0) / (picked.time_us or 1.0)
     directly = f" called directly, without gemmtune's {_number(baseline.host_us)} µs" if ratio != f"{by_gemmtune:.2f}" else ""
@@ -108,12 +109,13 @@ def summary_line(result: Sequence[ProblemResult]) -> str:
     stored = sum(1 for p in result if p.source == "store")
     took = f"{sum(p.seconds for p in result):.1f} s"
     text = f"{counted(len(result), 'problem')} in {took}" + (f", {stored} of them from the store" if stored else "")
-    if not speedups:
-        return text
-    mean = math.exp(sum(map(math.log, speedups)) / len(speedups))
-    disturbed = sum(1 for p in result if p.disturbed)
-    mark = f"; {disturbed} of them {BUSY_MARK}" if disturbed else ""
-    return f"{text}; over torch: geometric mean {mean:.2f}×, least {min(speedups):.2f}×, most {max(speedups):.2f}×{mark}"
+    if speedups:
+        mean = math.exp(sum(map(math.log, speedups)) / len(speedups))
+        text += f"; over torch: geometric mean {mean:.2f}×, least {min(speedups):.2f}×, most {max(speedups):.2f}×"
+    disturbed = [p for p in result if p.disturbed]
+    unknown = sum(1 for p in disturbed if p.picked and p.baseline and p.speedup_over_torch is None)
+    text += f"; {len(disturbed)} of them {BUSY_MARK}" if disturbed else ""
+    return text + (f", {unknown} too disturbed to compare with torch" if unknown else "")
 
 
 def left_out_lines(result: ProblemResult) -> list[str]:

@@ -15,6 +15,8 @@ NAMES = "choice"
 """Title of the column with names of choices."""
 NATURAL_WIDTH = 10_000
 """Width beyond any table, so that text for pipes and files is not folded."""
+MOST_RENDERED = 1000
+"""Rows above which a table that fits is written without rich, which takes a millisecond for a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,9 @@ class TextTable:
         self.rows.append((cells, style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        if len(self.rows) > MOST_RENDERED and (lines := self._lines(options.max_width)) is not None:
+            yield from lines
+            return
         wide = options.update(max_width=NATURAL_WIDTH)
         for count in range(len(self.optional) + 1):
             table = self._made(self.optional[:count], whole=True)
@@ -39,6 +44,31 @@ class TextTable:
             if measured.maximum <= options.max_width:
                 break
         yield table if measured.minimum <= options.max_width else self._made(self.optional, whole=False)
+
+    def _lines(self, max_width: int) -> list[RenderableType] | None:
+        """Return the lines that rich makes of the table. None if it does not fit, or if a cell is of several lines."""
+        from rich.cells import cell_len  # noqa: PLC0415
+        from rich.segment import Segment, Segments  # noqa: PLC0415
+
+        titles = (*self.texts, *self.numbers, self.last)
+        lines = [titles, *([*map(str, cells), *[""] * (len(titles) - len(cells))] for cells, _ in self.rows)]
+        if any("\n" in text for line in lines for text in line):
+            return None
+        sizes = [[cell_len(text) for text in line] for line in lines]
+        widths = [max(column) for column in zip(*sizes, strict=True)]
+        for count in range(len(self.optional) + 1):
+            shown = [place for place, title in enumerate(titles) if title not in self.optional[:count]]
+            if (width := sum(widths[place] + 2 for place in shown) - 2) <= max_width:
+                break
+        else:
+            return None
+
+        def padded(line: Sequence[str], lengths: Sequence[int]) -> str:
+            cells = ((line[x], " " * (widths[x] - lengths[x]), titles[x] in self.numbers) for x in shown)
+            return "  ".join(gap + text if right else text + gap for text, gap, right in cells) + "\n"
+
+        head, *rest = map(padded, lines, sizes)
+        return [Segments([Segment(text) for text in (head, "─" * width + "\n", *rest)])]
 
     def _made(self, without: Sequence[str], *, whole: bool) -> Table:
         """Return the table without some columns. ``whole`` forbids to fold names."""

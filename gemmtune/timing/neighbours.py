@@ -81,6 +81,14 @@ def drifts_too_far(device: DeviceInfo, drift: float) -> bool:
     return device.type == "cpu" and not 1 / MOST_DRIFT <= drift <= MOST_DRIFT
 
 
+def credible_ratio(above_us: float | None, below_us: float | None, disturbed: str) -> float | None:
+    """Return the ratio of two times. None if one is unknown, or if it is so large that the disturbance of a time explains it."""
+    if not above_us or not below_us:
+        return None
+    ratio = above_us / below_us
+    return None if disturbed and not 1 / MOST_DRIFT <= ratio <= MOST_DRIFT else ratio
+
+
 def disturbance(device: DeviceInfo, seen: str, spread: float, drift: float = 1.0) -> str:
     """Explain as part of a sentence why a measurement is unreliable, or return "" if it is reliable.
 

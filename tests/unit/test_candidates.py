@@ -11,7 +11,7 @@ from fake_choices import CLAIMS, PROBLEM, Fake
 from gemmtune.choice import Offers, Status
 from gemmtune.device import detect
 from gemmtune.selector.candidates import Candidates, Retry, row_of
-from gemmtune.selector.result import ALONE, DISTURBED, SETTLED, Outcome, remedy_for
+from gemmtune.selector.result import ALONE, DISTURBED, LIMIT_S, SETTLED, Outcome, remedy_for
 from gemmtune.settings import Settings, current
 
 TIMES = {"aten:mm": 20.0, "fake:multiply": 10.0, "fake:dropped": 12.0, "fake:slow": 30.0}
@@ -94,6 +94,15 @@ def test_all_are_measured_again_if_accidents_left_nothing() -> None:
     assert [c.name for c in found.missing] == ["aten:mm", "fake:multiply"]
 
 
+@pytest.mark.parametrize("status", [Status.COMPILE_TIMEOUT, Status.TIMED_OUT])
+@pytest.mark.parametrize(
+    ("info", "retried"), [({LIMIT_S: 30.0}, True), ({LIMIT_S: 1e9}, False), ({LIMIT_S: "x"}, True), ({}, True)]
+)
+def test_a_larger_time_limit_tries_again(status: Status, info: dict[str, object], retried: bool) -> None:
+    late = {"status": status, "time_us": None, "finalist": False, "info": info}
+    assert bool(stored(*TIMES, store=Known(fake_multiply=late)).missing) == retried
+
+
 def test_failures_of_a_choice_stay() -> None:
     assert stored("aten:mm", "fake:multiply", store=Known(aten_mm=WRONG, fake_multiply=WRONG)).complete
 
@@ -113,6 +122,7 @@ def test_the_only_correct_choice_is_ranked_once_it_has_rivals(wrong: tuple[str, 
             True,
             "Tune it again on an idle machine, or raise choice_timeout_s: it ran out of time, the process was killed.",
         ),
+        ([WRONG | {"status": Status.COMPILE_TIMEOUT}], True, "Raise compile_timeout_s, and tune it again."),
         ([WRONG], True, "Enable more backends (settings.backends)."),
         ([WRONG], False, "Enable more backends (settings.backends), or set fallback_to_aten to run torch instead."),
     ],

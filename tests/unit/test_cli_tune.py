@@ -117,6 +117,17 @@ def test_times_and_ratios_of_a_busy_machine_carry_a_mark(tuner, own_store, capsy
     assert all("on a busy machine" in line for line in capsys.readouterr().out.splitlines())
 
 
+def test_a_ratio_that_a_busy_machine_explains_is_withheld(tuner, own_store, capsys):
+    slow = dataclasses.replace(TORCH, time_us=48e3, info={"disturbed": "other processes used 90% of the cores"})
+    tuner.result = TuningResult((problem_result(FAST, TORCH), problem_result(FAST, slow)))
+    assert [result.speedup_over_torch is None for result in tuner.result] == [False, True]
+    assert cli.run(["tune", "2x3x4", "--device", "cpu"]) == 0
+    *_, line, summary = capsys.readouterr().out.splitlines()
+    assert "; too disturbed to compare with aten:mm, " in line
+    assert "× torch" not in line
+    assert summary.endswith("×; 1 of them on a busy machine, 1 too disturbed to compare with torch")
+
+
 def test_a_budget_reaches_the_tuner_and_is_not_for_ranges(capsys, tuner, own_store):
     tuner.result = TuningResult((dataclasses.replace(problem_result(FAST, TORCH), partial="3 of 5 choices are not measured yet"),))
     assert cli.run(["tune", "2x3x4", "--device", "cpu", "--budget", "5"]) == 0

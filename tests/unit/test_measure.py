@@ -20,6 +20,7 @@ from gemmtune.errors import CompileError
 from gemmtune.problem.rows import RowClass
 from gemmtune.selector import candidates as trying
 from gemmtune.selector import measure as measuring
+from gemmtune.selector.accidents import WHILE_BUSY
 from gemmtune.selector.candidates import Candidates, _reopened
 from gemmtune.selector.finals import Measuring
 from gemmtune.selector.measure import drift_since, examine_all, measure, outcome, rank
@@ -383,6 +384,8 @@ def errors() -> Iterator[tuple[Status, str, str | None]]:
         (Status.CRASHED, "exited with status 1; libgomp: Resource temporarily unavailable", "no process or thread could start"),
         (Status.CRASHED, f"worker process {GARBLED} and was killed: got a message of -5 bytes", "its answer was garbled"),
         (Status.TIMED_OUT, f"{NO_ANSWER} 60 s", "it ran out of time"),
+        (Status.COMPILE_TIMEOUT, f"not compiled within 120 s {WHILE_BUSY}others used 50% of the cores", "it ran out of time"),
+        (Status.COMPILE_TIMEOUT, "not compiled within 120 s (compile_timeout_s)", None),
     ):
         yield status, reason, cause
 

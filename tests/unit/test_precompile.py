@@ -25,9 +25,11 @@ from gemmtune.device import preset
 from gemmtune.errors import UnavailableError
 from gemmtune.problem import Problem
 from gemmtune.selector import precompile as compilers
+from gemmtune.selector.accidents import accident
 from gemmtune.selector.offers import offers_for
 from gemmtune.selector.precompile import Compilation, precompile
 from gemmtune.settings import Settings
+from gemmtune.timing.neighbours import Watch
 
 SETTINGS = Settings(compile_threads=2, compile_timeout_s=60)
 
@@ -78,6 +80,14 @@ def test_compilers_see_no_gpu(tmp_path: Path) -> None:
     path = tmp_path / "artifact"
     precompile([fake("one", artifact=str(path))], SETTINGS)
     assert path.read_text().split(maxsplit=1)[1] == "False ''\n"
+
+
+@pytest.mark.parametrize(("seen", "cause"), [("others used 90% of the cores", "it ran out of time"), ("", "")])
+def test_a_late_compilation_of_a_busy_machine_is_an_accident(monkeypatch: pytest.MonkeyPatch, seen: str, cause: str) -> None:
+    monkeypatch.setattr(Watch, "seen", lambda _: seen)
+    settings = Settings(compile_threads=1, compile_timeout_s=0.5)
+    [failure] = precompile([fake("hang", compiling="hang")], settings).values()
+    assert (failure.status, accident(failure.reason)) == (Status.COMPILE_TIMEOUT, cause)
 
 
 def test_failures_are_typed_and_the_rest_is_compiled(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import dataclasses
 
 import pytest
 import torch
+from rich.text import Text
 from tuning_results import FAST, TORCH, failure, outcome, problem_result
 
 from gemmtune import Problem
 from gemmtune.choice import Refusal, Status
+from gemmtune.selector import text_table
 from gemmtune.selector.result import HOST_US
 from gemmtune.selector.table import TuningResult, pick_line, render, renderables
 
@@ -241,3 +243,16 @@ def test_a_reason_is_its_first_line_and_first_error_line():
     for reason, told in reasons.items():
         text = text_of(problem_result(FAST, failure("cpp:a", Status.COMPILE_ERROR, reason)))
         assert any(line.rstrip().endswith(told) for line in text.splitlines()), text
+
+
+@pytest.mark.parametrize("width", [200, 62, 40, 20])
+def test_a_long_table_is_the_one_that_rich_makes(monkeypatch, width):
+    found = []
+    for most in (10**9, 0):
+        monkeypatch.setattr(text_table, "MOST_RENDERED", most)
+        table = text_table.TextTable(texts=("problem", "choice"), numbers=("time", "ratio"), last="note", optional=("ratio",))
+        for i in range(5):
+            table.add_row(Text(f"mm {i}" * (i + 1)), "cpp:abc" * (i % 3 + 1), f"{i * 100.5}", "1.2×", "")
+        table.add_row("行", Text("b"))
+        found.append(text_table.plain_text([table], width))
+    assert found[0] == found[1]
