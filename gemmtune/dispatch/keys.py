@@ -45,19 +45,26 @@ def key_of(name: str, tensors: tuple[Any, ...], options: Hashable = None) -> Has
         address_a, address_b = a.data_ptr(), t.data_ptr()
         if not (address_a and address_b) or (packed and wants_grad):
             return None
+        shape_a, shape_b = a.shape, t.shape
         key: tuple[Hashable, ...] = (
-            a.shape, t.shape, a.stride(), t.stride(), dtype, t.dtype, (address_a & 15) << 4 | (address_b & 15), index,
-            t.get_device(), token(torch_is_deterministic()), flags, name, packed, options, wants_grad,
+            shape_a, shape_b, _strides(a, shape_a), _strides(t, shape_b), dtype, t.dtype,
+            (address_a & 15) << 4 | (address_b & 15), index, t.get_device(), token(torch_is_deterministic()), flags,
+            name, packed, options, wants_grad,
         )  # fmt: skip
         for x in tensors[2:] if len(tensors) > 2 else NOTHING:
             # A plan cannot move a 0-D tensor from another device.
             if x.__class__ not in (Tensor, Parameter) or x.is_neg() or x.get_device() != index or not (address := x.data_ptr()):
                 return None
-            key += (x.shape, x.stride(), x.dtype, address & 15, x.requires_grad and torch.is_grad_enabled())
+            key += (shape := x.shape, _strides(x, shape), x.dtype, address & 15, x.requires_grad and torch.is_grad_enabled())
         return key
     except (AttributeError, RuntimeError):
         # No tensor, or one without memory, as in a torch.func transform. The checks handle it.
         return None
+
+
+def _strides(x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides, with 0 for dimensions of size 1, whose stride no element depends on."""
+    return x.stride() if 1 not in shape else tuple([0 if n == 1 else s for n, s in zip(shape, x.stride(), strict=True)])
 
 
 def with_values(tensors: tuple[Any, ...], options: Hashable) -> tuple[tuple[Any, ...], Hashable]:

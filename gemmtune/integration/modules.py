@@ -119,12 +119,8 @@ def _stated(x: Tensor, b: Tensor, bias: Tensor | None) -> tuple[str, tuple[Tenso
 
 
 def _as_matrix(x: Tensor) -> Tensor:
-    """Return the rows of a contiguous x as a matrix, with a stride that tables know: one row of a longer tensor can have any.
-
-    ``view`` could not infer the number of rows without elements.
-    """
-    matrix = x if x.dim() == 2 else x.flatten(0, -2)
-    return matrix.view(matrix.shape) if matrix.shape[0] == 1 else matrix
+    """Return the rows of a contiguous x as a matrix. ``view`` could not infer the number of rows without elements."""
+    return x if x.dim() == 2 else x.flatten(0, -2)
 
 
 def _linear(picks: Picks, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Bound | Picks | None]:

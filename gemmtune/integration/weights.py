@@ -83,5 +83,4 @@ def tables_and_singles(model: nn.Module, problems: Iterable[Problem]) -> tuple[d
 
 def _may_be_a_weights(p: Problem) -> bool:
     """Return True for a product with whole rows: the distance of strided ones depends on the input, not on the weight."""
-    whole = p.a.stride[-1] == 1 and (p.m == 1 or p.a.stride[-2] == p.k)
-    return whole and p.k > 1 and p.epilogue is None and not p.operation.batched and not p.operation.sparse
+    return p.a.stride[-2:] == (p.k, 1) and p.k > 1 and p.epilogue is None and not p.operation.batched and not p.operation.sparse

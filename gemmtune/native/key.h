@@ -228,7 +228,7 @@ inline at::Tensor const* add_tensor(PyObject* object, Key& key, void const*& dat
   const auto address = reinterpret_cast<uintptr_t>(data);
   key.add(static_cast<uint64_t>(dims) | static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) << 8 | (address & 15) << 16);
   for (int i = 0; i < dims; ++i) key.add(sizes[i]);
-  for (int i = 0; i < dims; ++i) key.add(strides[i]);
+  for (int i = 0; i < dims; ++i) key.add(sizes[i] == 1 ? 0 : strides[i]);  // of one element it is arbitrary
   return &tensor;
 }
 

@@ -14,6 +14,9 @@ from .dtypes import dtype_name
 ALIGNED_BYTES = 16
 """The widest vector access of a CUDA thread (128 bits) and the alignment that TMA requires. More alignment gains nothing."""
 
+COLUMN_ROLES = ("b", "d")
+"""Right operands of products. A single column of them is column-major, as the weight of a Linear with one output is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
@@ -49,6 +52,17 @@ class Layout:
         for i in range(len(size) - 2, -1, -1):
             stride[i] = stride[i + 1] * max(size[i + 1], 1)
         return cls(size=tuple(size), stride=tuple(stride), dtype=dtype)
+
+    def settled(self, *, columns: bool = False) -> Layout:
+        """Return this layout with one fixed stride for each dimension of size 1, whose stride no element depends on.
+
+        A single row or matrix gets the stride of a dense operand. A single column gets 1, or with ``columns``, if its elements are
+        adjacent, that of a column-major matrix.
+        """
+        if 1 not in self.size:
+            return self
+        stride = settled_stride(self.size, self.stride, columns=columns)
+        return self if stride == self.stride else Layout(size=self.size, stride=stride, dtype=self.dtype, offset=self.offset)
 
     @property
     def transposed(self) -> Layout:
@@ -111,3 +125,15 @@ class Layout:
         size = "x".join(map(str, self.size)) or "scalar"
         text = f"{dtype_name(self.dtype)}[{size}]({','.join(map(str, self.stride))})"
         return f"{text}+{self.offset}" if self.offset else text
+
+
+def settled_stride(size: Sequence[int], stride: Sequence[int], *, columns: bool = False) -> tuple[int, ...]:
+    """Return the strides of ``Layout.settled``."""
+    settled, reach = list(stride), 1
+    for dim in reversed(range(len(size))):
+        if size[dim] == 1:
+            settled[dim] = reach
+        reach = max(reach, settled[dim] * size[dim])
+    if columns and len(size) > 1 and size[-1] == 1 and stride[-2] == 1 and size[-2] > 1:
+        settled[-1] = size[-2]
+    return tuple(settled)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .constructors import Constructors
 from .contiguous import BiasShape
 from .fields import ProblemFields, ScalarClass, scalar_class
 from .forms import describe, fields_of, plain
+from .layout import COLUMN_ROLES
 from .operations import OPTIONS, ROLES
 from .rules import check
 from .scales import Scales, WeightScales
@@ -46,11 +47,19 @@ class Problem(ProblemFields, Constructors):
     bsr_mm and bsr_addmm are a @ b and alpha · a @ b + beta · inp for the transpose b of a block-sparse weight [N, K], whose class
     is ``sparsity``. bsr_mm also accepts int8 a and b; its out is then that of int_mm.
 
+    The stride of a dimension of size 1 is arbitrary in torch. A Problem replaces it (``Layout.settled``), so that equal products
+    are equal Problems.
+
     Raises:
         InvalidProblemError: the layouts do not fit together.
     """
 
     def __post_init__(self) -> None:
+        for name, layout in (("out", self.out), *self.operands):
+            object.__setattr__(self, name, layout.settled(columns=name in COLUMN_ROLES))
+        if self.epilogue is not None and self.epilogue.operands:
+            operands = tuple(layout.settled() for layout in self.epilogue.operands)
+            object.__setattr__(self, "epilogue", replace(self.epilogue, operands=operands))
         check(self)
 
     @property

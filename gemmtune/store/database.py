@@ -6,11 +6,13 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..cache import make_private
 from ..locking import has_locks
+from .key import may_be_unsettled, settled_key
 from .row import Limit, Ranged, Record, Row, checksum
 from .storefile import RANGED_SCHEMA, SCHEMA, check, code_of, connect, corrupt, create
 
@@ -68,6 +70,7 @@ class Database:
         self._data_version: int | None = None
         self._cache: dict[tuple[str, str], dict[str, Row]] = {}
         self._has_ranged = True
+        self._former: dict[str, list[str]] | None = None
 
     def connection(self) -> sqlite3.Connection:
         """Return this process's connection to the file now at the path, or to the file of the running transaction."""
@@ -88,6 +91,7 @@ class Database:
             _of_parents.append(self._connection)
         self._connection = None
         self._data_version = None
+        self._former = None
         self._cache.clear()
 
     def _identity(self) -> tuple[int, ...]:
@@ -164,11 +168,27 @@ class Database:
             self._data_version = version
         scope = (key, fingerprint)
         if scope not in self._cache:
-            records = connection.execute(f"SELECT {_SELECT} WHERE s.key = ? AND s.fingerprint = ?", scope)
-            # The checksum covers the requested key, so a damaged file cannot return another problem's row.
-            found = (_whole(Row, "a measurement", key, fingerprint, *record) for record in records)
-            self._cache[scope] = {row.content_hash: row for row in found if row is not None}
+            rows: dict[str, Row] = {}
+            for name in self._names(key):
+                records = connection.execute(f"SELECT {_SELECT} WHERE s.key = ? AND s.fingerprint = ?", (name, fingerprint))
+                # The checksum covers the requested key, so a damaged file cannot return another problem's row.
+                found = (_whole(Row, "a measurement", name, fingerprint, *record) for record in records)
+                rows |= {row.content_hash: replace(row, key=key) for row in found if row is not None}
+            self._cache[scope] = rows
         return self._cache[scope]
+
+    def _names(self, key: str) -> list[str]:
+        """Return the keys under which a problem may be stored, its own last. Earlier versions kept strides that mean nothing."""
+        if not may_be_unsettled(key):
+            return [key]
+        if self._former is None:
+            self._former = {}
+            tables = ("scopes", *(("ranged",) if self._has_ranged else ()))
+            keys = " UNION ".join(f"SELECT key FROM {table}" for table in tables)
+            for (name,) in self.connection().execute(keys):
+                if (settled := settled_key(name)) != name:
+                    self._former.setdefault(settled, []).append(name)
+        return [*self._former.get(key, ()), key]
 
     def every_row(self) -> Iterator[Row]:
         """Yield all rows, problem by problem."""
@@ -198,9 +218,18 @@ class Database:
     def ranged(self, key: str | None = None, fingerprint: str | None = None) -> Iterator[Ranged]:
         """Yield the records for all M, of one class on one machine, or of all."""
         connection = self.connection()
-        where, values = (" WHERE key = ? AND fingerprint = ?", (key, fingerprint)) if key is not None else ("", ())
-        records = connection.execute(_SELECT_RANGED + where, values) if self._has_ranged else ()
-        yield from (fact for record in records if (fact := _whole(Ranged, "a record for all M", *record)) is not None)
+        if not self._has_ranged:
+            return
+        scopes = (
+            [("", ())]
+            if key is None
+            else [(" WHERE key = ? AND fingerprint = ?", (name, fingerprint)) for name in self._names(key)]
+        )
+        for where, values in scopes:
+            for record in connection.execute(_SELECT_RANGED + where, values):
+                fact = _whole(Ranged, "a record for all M", *record)
+                if fact is not None:
+                    yield fact if key is None else replace(fact, key=key)
 
     def checksums(self) -> list[str]:
         """Return the checksums of all measurements and records for all M, sorted within each table."""

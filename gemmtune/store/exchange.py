@@ -14,10 +14,11 @@ from ..errors import StoreError
 from ..foreign import parse_json
 from ..replacing import write_text
 from .database import Database
-from .key import canonical
+from .key import canonical, settled_key
 from .row import Limit, Ranged, Row, stored_problem
 
 T = TypeVar("T")
+R = TypeVar("R", Row, Ranged)
 FORMAT = "gemmtune-store"
 VERSION = 1
 MOST_BYTES = 2**30
@@ -47,6 +48,11 @@ class Absorbed:
         return self.added + self.replaced + self.kept
 
 
+def _settled(record: R) -> R:
+    key = settled_key(record.key)
+    return record if key == record.key else dataclasses.replace(record, key=key)
+
+
 def absorb(database: Database, rows: Iterable[Row], limits: Iterable[Limit], ranged: Iterable[Ranged]) -> Absorbed:
     """Merge rows, limits and records for all M in one transaction. The later of two with one identity stays, unless of the future.
 
@@ -54,6 +60,7 @@ def absorb(database: Database, rows: Iterable[Row], limits: Iterable[Limit], ran
     """
     newest: dict[tuple[str, str, str], Row] = {}
     by_date = attrgetter("measured_at")
+    rows, ranged = map(_settled, rows), map(_settled, ranged)
     rows, limits, ranged = sorted(rows, key=by_date), sorted(limits, key=by_date), sorted(ranged, key=by_date)
     # Another machine's clock may be ahead.
     latest = (datetime.now(UTC) + timedelta(hours=CLOCKS_APART_HOURS)).isoformat(timespec="microseconds")

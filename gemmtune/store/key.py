@@ -13,7 +13,8 @@ from importlib import metadata
 import torch
 
 from ..device import DeviceInfo
-from ..foreign import text_of
+from ..foreign import parse_json, text_of
+from ..problem.layout import COLUMN_ROLES, settled_stride
 
 METHOD_VERSION = 1
 """Version of the measuring method. Raise it when times of the same kernel on the same machine are no longer comparable."""
@@ -54,6 +55,29 @@ def fingerprint_text(device: DeviceInfo, timing: str) -> str:
 def canonical(value: object) -> str:
     """Return JSON with sorted keys and no spaces: equal texts for equal plain values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+_SINGLE = re.compile(r'"size":\[(?:\d+,)*1[,\]]')
+
+
+def may_be_unsettled(key: str) -> bool:
+    """Return True if a problem's key has a dimension of size 1, so that an earlier version may have kept its arbitrary stride."""
+    return _SINGLE.search(key) is not None
+
+
+def settled_key(key: str) -> str:
+    """Return the key of the same problem with the strides of ``Layout.settled``; another text unchanged."""
+    if not may_be_unsettled(key):
+        return key
+    try:
+        data = parse_json(key)
+        operands = (data.get("epilogue") or {}).get("operands", ())
+        for role, layout in (*data.items(), *(("", layout) for layout in operands)):
+            if isinstance(layout, dict) and {"size", "stride"} <= layout.keys():
+                layout["stride"] = list(settled_stride(layout["size"], layout["stride"], columns=role in COLUMN_ROLES))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return key
+    return canonical(data)
 
 
 def difference(stored: Mapping[str, str] | str, current: Mapping[str, str] | str) -> list[str]:

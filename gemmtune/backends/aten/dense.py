@@ -19,6 +19,11 @@ def gemm_dtype(problem: Problem) -> torch.dtype:
     return wanted if problem.dtype.itemsize == 1 or wanted.itemsize > problem.dtype.itemsize else problem.dtype
 
 
+def as_stated(x: Tensor, layout: Layout) -> Tensor:
+    """Return x with the strides of its problem, for functions of torch that check those of dimensions of size 1."""
+    return x if x.stride() == layout.stride else x.as_strided(layout.size, layout.stride)
+
+
 def copied(run_new: RunNew) -> Kernel:
     """Return a kernel that copies the result into ``out``."""
 

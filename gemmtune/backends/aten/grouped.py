@@ -15,7 +15,7 @@ from ...device import DeviceInfo
 from ...problem import Layout, Problem
 from ...problem import grouped_compositions as compositions
 from ...problem.layout import ALIGNED_BYTES
-from .dense import copied, of_sums, with_epilogue
+from .dense import as_stated, copied, of_sums, with_epilogue
 
 Tensor = torch.Tensor
 NAME = "aten"
@@ -47,17 +47,19 @@ class GroupedChoice(Choice):
         if self.problem.float8:
             native = functools.partial(_native_scaled, fast=self.problem.fast_accum)
             scaled: Callable[..., Tensor] = native if self.way == NATIVE_SCALED else compositions.scaled_grouped
-            return of_sums(lambda tensors, _: scaled(*tensors), self.problem)
+            one, other = self.problem.a, self.problem.b
+            return of_sums(lambda x, _: scaled(as_stated(x[0], one), as_stated(x[1], other), *x[2:]), self.problem)
         on_host = self.problem.device_type == "cpu"
         by_terms = compositions.grouped_by_terms if on_host else compositions.masked_by_terms
         by_rows = compositions.grouped_product if on_host else compositions.masked_product
         composed = by_terms if self.problem.divides_terms else by_rows
         function: Callable[..., Tensor] = _native if self.way == NATIVE else composed
-        dtype, encoding, narrow = self.problem.dtype, self.problem.encoding, self.problem.widens_b
+        problem, dtype, encoding, narrow = self.problem, self.problem.dtype, self.problem.encoding, self.problem.widens_b
 
         def run_new(tensors: Tensors, scalars: Scalars) -> Tensor:  # noqa: ARG001
             if not narrow:
-                return function(*tensors)
+                a, b, offs = tensors
+                return function(as_stated(a, problem.a), as_stated(b, problem.b), offs)
             a, b, scale, offs = tensors
             return function(a, compositions.widened(b, scale, encoding, dtype), offs)
 

@@ -13,7 +13,7 @@ from ...problem import Layout, Problem
 from ...problem.dtypes import FLOAT8_FNUZ, dtype_name
 from ...problem.layout import ALIGNED_BYTES
 from ..scaling import MODES, Mode, has_plain_bias, mode_of, scale_placer
-from .dense import with_epilogue
+from .dense import as_stated, with_epilogue
 
 Tensor = torch.Tensor
 ScaledCall = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
@@ -114,7 +114,7 @@ def kernel_of(problem: Problem) -> Kernel:
         a, b, scale_a, scale_b, *rest = tensors
         bias = rest[0] if fused else None
         if direct:
-            product(a, b, scale_a, scale_b, bias, out)
+            product(a, b, scale_a, scale_b, bias, as_stated(out, problem.out))
         else:
             out.copy_(product(a, b, scale_a, scale_b, bias, None)[:m, :n])
 
@@ -138,8 +138,8 @@ def _native_product(problem: Problem) -> ScaledCall:
     call: Callable[..., Tensor] = _blocks_call(problem, mode) if mode.blocks else plain
 
     def product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
-        a = _copied(a, rows, along_k) if copy_a else a
-        b = _copied(b.t(), cols, along_k).t() if copy_b else b
+        a = _copied(a, rows, along_k) if copy_a else as_stated(a, problem.a)
+        b = _copied(b.t(), cols, along_k).t() if copy_b else as_stated(b, problem.b)
         scale_a, scale_b = place(scale_a, scale_b)
         if bias is not None:
             bias = pad(bias.reshape(-1), (0, cols)) if cols else bias.reshape(-1)

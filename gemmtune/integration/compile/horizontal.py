@@ -163,12 +163,9 @@ def _fused(run: Sequence[Product]) -> HorizontalFusion:
 
 
 def _widened(layout: Layout, n: int, *, gathered: bool) -> Layout:
-    """Return the layout of the same rows with n columns. A single row has the stride of a contiguous tensor."""
+    """Return the layout of the same rows with n columns."""
     size = (*layout.size[:-1], n)
-    whole = Layout.contiguous(size, layout.dtype)
-    if gathered:
-        return whole
-    return dataclasses.replace(whole if size[:-1] == (1,) else dataclasses.replace(layout, size=size), offset=layout.offset)
+    return Layout.contiguous(size, layout.dtype) if gathered else dataclasses.replace(layout, size=size)
 
 
 def address_of(x: Tensor, known: Addresses) -> int | None:
