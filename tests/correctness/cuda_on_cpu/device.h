@@ -318,8 +318,18 @@ inline float load_float(unsigned from) {
   return x;
 }
 inline void take_if(float4& to, bool takes, float4 const& x) { to = takes ? x : to; }
+// A value that all lanes have. One that has another aborts.
+inline unsigned uniform(unsigned x) {
+  const unsigned first = __shfl_sync(0xffffffffu, x, 0);
+  if (x != first) {
+    std::fprintf(stderr, "lane %u has %u, the first one %u\n", unsigned(threadIdx.x % 32), x, first);
+    std::abort();
+  }
+  return first;
+}
 // A matrix of swizzled lines of 128 bytes; "leading" tells whether K is along them.
 inline unsigned long long descriptor(unsigned address, unsigned leading) { return address | static_cast<unsigned long long>(leading) << 32; }
+inline unsigned long long behind(unsigned long long matrix, unsigned bytes) { return matrix + bytes; }
 inline std::vector<float> const decoded_values = [] {  // of all 16-bit floats
   std::vector<float> made(1 << 16);
   for (unsigned bits = 0; bits < made.size(); ++bits) {
