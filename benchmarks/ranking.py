@@ -35,6 +35,7 @@ from gemmtune.problem.flags import precision_scope
 from gemmtune.selector.candidates import candidates_for
 from gemmtune.selector.result import ProblemResult
 from gemmtune.store.store import open_store
+from gemmtune.timing.rotation import cache_bytes
 from gemmtune.timing.timer import collection_paused, median_margin
 
 ROWS = (1, 8, 16, 32, 64, 128, 200, 256, 512)
@@ -72,7 +73,7 @@ def shapes(device: DeviceInfo, count: int, seed: int) -> list[Problem]:
     found = []
     for i in range(count):
         share = SMALLEST * (LARGEST / SMALLEST) ** ((i + 0.5) / count)
-        elements = share * device.last_level_cache_bytes / dtype.itemsize
+        elements = share * cache_bytes(device) / dtype.itemsize
         m, aspect = chance.choice(ROWS), chance.choice(ASPECTS)
         # elements = M·K + K·N + M·N with N = aspect·K
         half = m * (1 + aspect) / (2 * aspect)
@@ -122,7 +123,7 @@ def _models(choices: Sequence[Choice], problem: Problem, device: DeviceInfo) -> 
     """For each choice a function that begins a run of the model."""
     target = device.torch_device
     weight_bytes = problem.n * problem.k * problem.dtype.itemsize
-    layers = min(MOST_LAYERS, math.ceil(MODEL_CACHES * device.last_level_cache_bytes / weight_bytes) + 1)
+    layers = min(MOST_LAYERS, math.ceil(MODEL_CACHES * cache_bytes(device) / weight_bytes) + 1)
     rows = torch.randn(problem.m, problem.k, device=target, dtype=problem.dtype)
     weights = [torch.randn(problem.n, problem.k, device=target, dtype=problem.dtype).t() for _ in range(layers)]
     results = [torch.empty(problem.m, problem.n, device=target, dtype=problem.dtype) for _ in range(2)]
@@ -186,7 +187,7 @@ def main(device: str, count: int, seconds: float, backends: str | None, most: in
     report: dict[str, Any] = {
         "environment": describe_environment(info),
         "options": {"shapes": count, "seconds": seconds, "backends": backends, "most": most, "seed": seed},
-        "cache_bytes": info.last_level_cache_bytes,
+        "cache_bytes": cache_bytes(info),
         "shapes": [],
     }
     with contextlib.ExitStack() as stack:
@@ -212,7 +213,7 @@ def _row(result: ProblemResult, device: DeviceInfo, seconds: float, most: int) -
     verdict = used(contenders(result, device, most), problem, device, seconds)
     tuned = {o.name: o.time_us for o in result.outcomes if o.name in verdict.times_us}
     click.echo(
-        f"{problem!s:44} {problem.bytes / device.last_level_cache_bytes:5.2f} of the cache: {100 * verdict.behind:5.2f}% "
+        f"{problem!s:44} {problem.bytes / cache_bytes(device):5.2f} of the cache: {100 * verdict.behind:5.2f}% "
         f"± {100 * verdict.margin:.2f} behind {'itself' if verdict.best == result.pick else verdict.best} ({result.pick})"
     )
     return {

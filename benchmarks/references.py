@@ -28,7 +28,7 @@ from gemmtune.problem import Problem
 from gemmtune.problem.grouped_compositions import spans, widened
 from gemmtune.problem.operations import GROUPED_OPS, QUANTIZED_OPS, SPARSE_OPS
 from gemmtune.settings import current
-from gemmtune.timing.rotation import SEED, Rotation
+from gemmtune.timing.rotation import SEED, Rotation, cache_bytes
 
 __all__ = ["REFERENCES", "Reference", "allocating", "baseline", "dense", "inductor", "loop", "plain_torch"]
 
@@ -121,7 +121,7 @@ def allocating(compiled: Callable[..., torch.Tensor], problem: Problem, device: 
     """The compiled function makes its result itself. Results are kept for a while, so that each call writes to other memory as the
     kernels with ``out`` do, rather than to one result that stays in the cache."""
     out_bytes = problem.out.numel * problem.out.dtype.itemsize
-    count = min(64, math.ceil(2 * device.last_level_cache_bytes / max(out_bytes, 1)))
+    count = min(64, math.ceil(2 * cache_bytes(device) / max(out_bytes, 1)))
     kept: collections.deque[torch.Tensor] = collections.deque(maxlen=max(count, 1))
 
     def run(_out: torch.Tensor, *given: object) -> None:

@@ -64,11 +64,6 @@ class DeviceInfo:
         most = self.smem_per_block_bytes
         return f"takes {needed} bytes of shared memory, a block has {most}" if needed > most else None
 
-    @property
-    def last_level_cache_bytes(self) -> int:
-        """Size of the cache that benchmarks have to overflow."""
-        return self.l3_bytes or self.l2_bytes
-
 
 def _cuda(arch: str, name: str, sm_count: int, smem_kib: int, smem_sm_kib: int, l2_mib: int) -> DeviceInfo:
     return DeviceInfo(

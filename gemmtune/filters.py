@@ -4,7 +4,6 @@ Every filter takes offers and returns offers, with a refusal for each choice tha
 before it makes choices calls ``why_not_named`` first.
 """
 
-import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
@@ -47,16 +46,17 @@ A choice that splits K has a different schedule from one that does not.
 """
 
 
-def filtered(offers: Offers, settings: Settings, *, templates: Collection[str]) -> Offers:
+def filtered(offers: Offers, settings: Settings, *, templates: Collection[str], capped: bool = True) -> Offers:
     """Return the offers that pass the filters, in order, with a refusal for every other one.
 
-    ``templates`` are the backends whose kernels are made from templates, in the order of their table.
+    ``templates`` are the backends whose kernels are made from templates, in the order of their table. Not ``capped``, any number
+    passes.
     """
     offers = by_determinism(by_mixed_mm_choice(offers, settings), settings)
     offers = offers if settings.absent_blocks == "any" else without(offers, why_not_skipping)
     offers = by_size(offers, settings.template_min_gemm_size, templates)
     offers = without(offers, lambda choice: why_not_named(choice.name, choice.backend, settings))
-    for backend in templates:
+    for backend in templates if capped else ():
         offers = by_cap(offers, settings.max_profiling_configs, backend)
     return offers
 
@@ -77,11 +77,6 @@ def nothing_left(offers: Offers, settings: Settings, *, templates: Collection[st
             what = f"{row.deny}: got {deny!r}, which matches the name of {which}, such as {allowed[0].name}"
             texts.append(f"{what}; change or unset it ({ENVIRONMENT_PREFIX}{row.deny.upper()})")
     return texts
-
-
-def uncapped(settings: Settings) -> Settings:
-    """Return the settings without their cap."""
-    return dataclasses.replace(settings, max_profiling_configs=None)
 
 
 def by_determinism(offers: Offers, settings: Settings) -> Offers:

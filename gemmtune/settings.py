@@ -154,12 +154,12 @@ class Settings:
         kept = {name: getattr(self, name) for name in ("deterministic", "log_file", "store_path", "cache_dir")}
         return Settings(disable=True, tune="never", backends=("aten",), native=False, **kept)
 
-    @property
+    @functools.cached_property
     def folder(self) -> Path:
         """Cache folder of compiled kernels, locks and, by default, the store."""
         return Path(self.cache_dir) if self.cache_dir else Path(platformdirs.user_cache_dir("gemmtune"))
 
-    @property
+    @functools.cached_property
     def store_file(self) -> Path:
         """SQLite file of measurements."""
         return Path(self.store_path) if self.store_path else self.folder / "store.sqlite"

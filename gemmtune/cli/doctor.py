@@ -15,10 +15,10 @@ from rich.text import Text
 from .. import __version__, settings
 from ..backends.table import BACKENDS, load
 from ..cache import folder_of
+from ..cache.ownership import trusted_file
 from ..device import DeviceInfo, detect
 from ..errors import ONLY_COMPILED, GemmtuneError, UnavailableError
 from ..native import build
-from ..ownership import trusted_file
 from ..selector.machine_limits import MachineLimits
 from ..selector.offers import enabled_backends
 from ..selector.result import busy

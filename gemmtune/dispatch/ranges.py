@@ -162,7 +162,7 @@ def without(rows: range, others: Collection[int]) -> Iterator[range]:
     return (range(before + 1, behind) for before, behind in pairwise(edges) if behind - before > 1)
 
 
-_plans: dict[tuple[RowClass, int, int], RangePlan | None] = {}
+_plans: dict[tuple[str, DeviceInfo, int], RangePlan | None] = {}
 
 
 def forget_range_plans() -> None:
@@ -173,17 +173,18 @@ def forget_range_plans() -> None:
 def range_plan_for(problem: Problem, device: DeviceInfo, settings: Settings) -> RangePlan | None:
     """Return the plan of a class that contains the problem, or None."""
     for rows_class in row_classes(problem):
-        key = (rows_class, device.gpu, settings.token)
+        key = (rows_class.key, device, settings.token)
         if key not in _plans:
-            _plans[key] = _made(rows_class, device, settings, open_store(settings))
+            _plans[key] = _made(rows_class, device, settings)
         plan = _plans[key]
         if plan is not None:
             return plan
     return None
 
 
-def _made(rows_class: RowClass, device: DeviceInfo, settings: Settings, store: Store) -> RangePlan | None:
+def _made(rows_class: RowClass, device: DeviceInfo, settings: Settings) -> RangePlan | None:
     """Make the plan by the table of the settings' timing mode, or else by that of the other mode. The rule serves other Ms."""
+    store = open_store(settings)
 
     def stored(kind: str) -> tuple[Timing, tuple[Table, str]] | None:
         timings = timings_of(settings)
@@ -196,7 +197,8 @@ def _made(rows_class: RowClass, device: DeviceInfo, settings: Settings, store: S
     if rule is not None and table is not None:
         table, ruled = extended(table if measured else None, rule[1][0])
     known = None if table is None else (table, measured_at if measured else "")
-    return _of(known, rows_class, device, dataclasses.replace(settings, timing=timing), store, ruled)
+    by = settings if timing == settings.timing else dataclasses.replace(settings, timing=timing)
+    return _of(known, rows_class, device, by, store, ruled)
 
 
 def _of(

@@ -5,12 +5,9 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from .. import settings as settings_module
 from ..bounded import Bounded
 from ..choice import Choice, Kernel
-from ..device import detect
 from ..native.lookup import Run, forget, rows_served
 from ..problem import Problem
 from ..problem.rows import following_operands
@@ -76,7 +73,7 @@ def plan_for(problem: Problem, index: int) -> Plan:
     key = (problem, index, settings.token)
     plan = _plans.get(key)
     if plan is None:
-        plan = make_plan(problem, detect("cpu" if index < 0 else torch.device("cuda", index)), settings)
+        plan = make_plan(problem, index, settings)
         if plan.lasting:
             _plans[key] = plan
     return plan

@@ -20,7 +20,7 @@ import torch
 
 from ..backends.table import load
 from ..choice import Choice
-from ..device import DeviceInfo, made_current
+from ..device import DeviceInfo, detect, made_current
 from ..errors import ErrorFromChoice, GemmtuneError, NoValidChoicesError, ShortMemoryError
 from ..filters import why_not_skipping
 from ..problem import Problem
@@ -57,9 +57,13 @@ class Request:
     capturing: bool
     """A CUDA graph is being captured: nothing is tuned."""
 
-    may_tune: bool = True
     failed: GemmtuneError | None = None
     """The reason for which no choice was picked."""
+
+    @cached_property
+    def may_tune(self) -> bool:
+        """True while a choice may be measured for this problem."""
+        return self.settings.tunes
 
     @cached_property
     def candidates(self) -> Candidates:
@@ -71,12 +75,13 @@ class Request:
         return open_store(self.settings)
 
 
-def make_plan(problem: Problem, device: DeviceInfo, settings: Settings) -> Plan:
-    """Make a new plan by the first strategy that has one."""
+def make_plan(problem: Problem, index: int, settings: Settings) -> Plan:
+    """Make a new plan for device ``index`` (-1: CPU) by the first strategy that has one."""
+    device = detect("cpu" if index < 0 else torch.device("cuda", index))
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if capturing:
         settings = settings.never_tuning
-    request = Request(problem=problem, device=device, settings=settings, capturing=capturing, may_tune=settings.tunes)
+    request = Request(problem=problem, device=device, settings=settings, capturing=capturing)
     plans = (strategy(request) for strategy in STRATEGIES)
     plan = next(plan for plan in plans if plan is not None)
     if "candidates" in vars(request) and plan.origin != "tuned":

@@ -102,7 +102,7 @@ def reduction_of(
     epilogue, and with alpha and beta 0 or 1, every kernel rounds the sum once. Sums of integers are exact in any order.
     """
     # The result is the sum, perhaps plus the added operand or times one scale, rounded once.
-    scalars = problem.alpha == "one" and (problem.inp_read is None or problem.beta == "one")
+    scalars = problem.alpha == "one" and (problem.inp is None or problem.beta != "general")
     others = problem.epilogue is not None or problem.weights is not None or bool(problem.gated)
     after = "" if scalars and not others and len(problem.scales) <= 1 else family
     own = ", ".join(dict.fromkeys(x for x in (own, after) if x))

@@ -22,6 +22,7 @@ from ..errors import GateError
 from ..problem import Problem
 from ..selector.offers import widest_offers_for
 from ..settings import Settings
+from ..timing.rotation import cache_bytes
 from .options import PICK
 
 TORCH = "torch"
@@ -72,7 +73,7 @@ class TargetChoice(CalledChoice):
             problem=problem,
             claims=Traits().claims(problem),
             target=target,
-            results_kept=min(MOST_RESULTS_KEPT, math.ceil(2 * device.last_level_cache_bytes / out_bytes)),
+            results_kept=min(MOST_RESULTS_KEPT, math.ceil(2 * cache_bytes(device) / out_bytes)),
         )
 
     @property

@@ -59,6 +59,68 @@ class ProblemFields:
     gated: str = ""
     """The activation of a gated product: it is applied to the first half of the columns, which then multiplies the second half.
     Empty if the product is not gated."""
+    batch: int = field(init=False, repr=False, compare=False)
+    """The number of matrices in out; 1 for operations without a batch."""
+    groups: int = field(init=False, repr=False, compare=False)
+    """The number of groups of rows of a, or of terms of the sums; 0 for operations without groups."""
+    divides_terms: bool = field(init=False, repr=False, compare=False)
+    """True if the groups divide the terms of the sums, so that each group has its own result."""
+    m: int = field(init=False, repr=False, compare=False)
+    """Rows of the product: the rows of a, or the number that ``rows`` picks. out has as many unless rows are added up."""
+    n: int = field(init=False, repr=False, compare=False)
+    """Columns of out. b has twice as many if the product is gated."""
+    k: int = field(init=False, repr=False, compare=False)
+    """Columns of a and rows of b: the summed dimension."""
+    k2: int = field(init=False, repr=False, compare=False)
+    """Columns of c and rows of d; 0 without a second product."""
+    terms: int = field(init=False, repr=False, compare=False)
+    """Number of products in the sum of one element of out: K, or K + K2."""
+    dtype: torch.dtype = field(init=False, repr=False, compare=False)
+    """The dtype of a. b has the same dtype except in quantized operations."""
+    widens_b: bool = field(init=False, repr=False, compare=False)
+    """True if b is narrower than a, so that a kernel widens it."""
+    float8: bool = field(init=False, repr=False, compare=False)
+    """True if a and b are 8-bit floats."""
+    integers: bool = field(init=False, repr=False, compare=False)
+    """True if a and b are integers."""
+    scales: tuple[Layout, ...] = field(init=False, repr=False, compare=False)
+    """The layouts of the given scales and zero points: scale_a, scale_b and zero_b."""
+    accumulator: torch.dtype = field(init=False, repr=False, compare=False)
+    """The dtype in which products are summed."""
+    batched: bool = field(init=False, repr=False, compare=False)
+    """True if operands are 3-D."""
+    empty: bool = field(init=False, repr=False, compare=False)
+    """True if out has no elements."""
+    density: float = field(init=False, repr=False, compare=False)
+    """The share of b that exists: 1 unless b is block-sparse."""
+    dtype_label: str = field(init=False, repr=False, compare=False)
+    """The dtype's name, or ``tf32`` for float32 in that precision."""
+
+    def _derive(self) -> None:
+        """Set the facts that follow from the fields. They fit together by now."""
+        row, k, k2 = OPERATIONS[self.op], self.a.size[-1], self.c.size[-1] if self.c is not None else 0
+        facts = {
+            "batch": self.out.size[0] if len(self.out.size) == 3 else 1,
+            "groups": self.offs.size[0] if self.offs is not None else 0,
+            "divides_terms": self.offs is not None and len(self.out.size) == 3,
+            "m": self.a.size[-2] if self.rows is None else self.rows.size[0],
+            "n": self.b.size[-1] // (2 if self.gated else 1),
+            "k": k,
+            "k2": k2,
+            "terms": k + k2,
+            "dtype": self.a.dtype,
+            "widens_b": row.widens_b,
+            "float8": row.float8,
+            "integers": not self.a.dtype.is_floating_point,
+            "scales": tuple(x for x in (self.scale_a, self.scale_b, self.zero_b) if x is not None),
+            "accumulator": accumulator_dtype(self.a.dtype),
+            "batched": len(self.a.size) == 3,
+            "empty": self.out.numel == 0,
+            "density": 1.0 if self.sparsity is None else self.sparsity.density,
+            "dtype_label": "tf32" if self.precision.input_mode == "tf32" else dtype_name(self.a.dtype),
+        }
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
 
     @property
     def operation(self) -> Operation:
@@ -77,79 +139,14 @@ class ProblemFields:
         return self.sparsity
 
     @property
-    def batch(self) -> int:
-        """The number of matrices in out; 1 for operations without a batch."""
-        return self.out.size[0] if len(self.out.size) == 3 else 1
-
-    @property
-    def groups(self) -> int:
-        """The number of groups of rows of a, or of terms of the sums; 0 for operations without groups."""
-        return self.offs.size[0] if self.offs is not None else 0
-
-    @property
-    def divides_terms(self) -> bool:
-        """True if the groups divide the terms of the sums, so that each group has its own result."""
-        return self.offs is not None and len(self.out.size) == 3
-
-    @property
-    def m(self) -> int:
-        """Rows of the product: the rows of a, or the number that ``rows`` picks. out has as many unless rows are added up."""
-        return self.a.size[-2] if self.rows is None else self.rows.size[0]
-
-    @property
-    def n(self) -> int:
-        """Columns of out. b has twice as many if the product is gated."""
-        return self.b.size[-1] // (2 if self.gated else 1)
-
-    @property
-    def k(self) -> int:
-        """Columns of a and rows of b: the summed dimension."""
-        return self.a.size[-1]
-
-    @property
-    def k2(self) -> int:
-        """Columns of c and rows of d; 0 without a second product."""
-        return self.c.size[-1] if self.c is not None else 0
-
-    @property
     def summed(self) -> tuple[int, ...]:
         """The summed dimension of each product: (K,), or (K, K2) for mm_plus_mm."""
         return (self.k,) if self.c is None else (self.k, self.k2)
 
     @property
-    def terms(self) -> int:
-        """Number of products in the sum of one element of out: K, or K + K2."""
-        return self.k + self.k2
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of a. b has the same dtype except in quantized operations."""
-        return self.a.dtype
-
-    @property
-    def widens_b(self) -> bool:
-        """True if b is narrower than a, so that a kernel widens it."""
-        return self.operation.widens_b
-
-    @property
-    def float8(self) -> bool:
-        """True if a and b are 8-bit floats."""
-        return self.operation.float8
-
-    @property
-    def integers(self) -> bool:
-        """True if a and b are integers."""
-        return not self.a.dtype.is_floating_point
-
-    @property
     def b_size(self) -> tuple[int, int]:
         """The unpacked size (K, N) of b. A packed b has fewer rows in memory."""
         return self.k, self.n
-
-    @property
-    def scales(self) -> tuple[Layout, ...]:
-        """The layouts of the given scales and zero points: scale_a, scale_b and zero_b."""
-        return tuple(x for x in (self.scale_a, self.scale_b, self.zero_b) if x is not None)
 
     def scale_block(self, role: str) -> tuple[int, int]:
         """Return the rows and columns of a or b that one element of the scale covers, counted in numbers if b is packed."""
@@ -170,24 +167,9 @@ class ProblemFields:
         return (1, step) if role == "scale_a" else (step, 1 if scale.size[-1] == self.n else SCALE_BLOCK)
 
     @property
-    def accumulator(self) -> torch.dtype:
-        """The dtype in which products are summed."""
-        return accumulator_dtype(self.a.dtype)
-
-    @property
     def epilogue_dtype(self) -> torch.dtype:
         """The dtype that the epilogue receives: the accumulator's, with float32 instead of int32."""
         return torch.float32 if self.accumulator == torch.int32 else self.accumulator
-
-    @property
-    def batched(self) -> bool:
-        """True if operands are 3-D."""
-        return len(self.a.size) == 3
-
-    @property
-    def empty(self) -> bool:
-        """True if out has no elements."""
-        return self.out.numel == 0
 
     @property
     def inp_read(self) -> Layout | None:
@@ -200,11 +182,6 @@ class ProblemFields:
         divide M or K, so their sizes do not matter."""
         products = 1 if self.divides_terms else self.batch
         return round(2 * products * self.m * self.b.size[-1] * self.terms * self.density)
-
-    @property
-    def density(self) -> float:
-        """The share of b that exists: 1 unless b is block-sparse."""
-        return 1.0 if self.sparsity is None else self.sparsity.density
 
     @property
     def bytes(self) -> int:
@@ -220,8 +197,3 @@ class ProblemFields:
         letters = "".join("n" if x.row_major else "t" if x.column_major else "s" for x in (self.a, self.b, self.c, self.d) if x)
         first, second = letters[:2], letters[2:]
         return first if second in ("", first) else f"{first}+{second}"
-
-    @property
-    def dtype_label(self) -> str:
-        """The dtype's name, or ``tf32`` for float32 in that precision."""
-        return "tf32" if self.precision.input_mode == "tf32" else dtype_name(self.dtype)

@@ -69,7 +69,7 @@ def plain(value: Any) -> Any:
 
 def fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the Problem of ``to_json``, without empty ones of another version. Raises as ``Problem.from_json``."""
-    known = {field.name for field in dataclasses.fields(ProblemFields)}
+    known = {field.name for field in dataclasses.fields(ProblemFields) if field.init}
     given = {name: value for name, value in data.items() if name not in DERIVED}
     for name in given.keys() - known:
         if given[name] not in (None, False, ""):

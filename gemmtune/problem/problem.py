@@ -61,6 +61,7 @@ class Problem(ProblemFields, Constructors):
             operands = tuple(layout.settled() for layout in self.epilogue.operands)
             object.__setattr__(self, "epilogue", replace(self.epilogue, operands=operands))
         check(self)
+        self._derive()
 
     @property
     def key(self) -> str:

@@ -20,13 +20,13 @@ _BROADCAST = ("inp", "scale_a")
 """Roles whose operands may have one row for all rows of the result."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RowClass:
     """All problems that differ from ``problem`` only in M and, if M is part of a stride, share its power of two up to 16."""
 
     problem: Problem
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """The class's part of a store key."""
         return self.problem.key
@@ -84,6 +84,7 @@ class Relaid:
         put = object.__setattr__
         for name, value in self._fields:
             put(made, name, value)
+        put(made, "m", m)
         for place, layout, unit in self._moving:
             moved = object.__new__(Layout)
             put(moved, "size", (-(-m // unit), layout.size[1]))
@@ -91,6 +92,7 @@ class Relaid:
             put(moved, "dtype", layout.dtype)
             put(moved, "offset", layout.offset)
             put(made, place, moved)
+        put(made, "scales", tuple(x for x in (made.scale_a, made.scale_b, made.zero_b) if x is not None))
         return made
 
 

@@ -10,7 +10,7 @@ from ..backends.table import BACKENDS, TEMPLATES, check_names, load
 from ..choice import Choice, Offers, Refusal
 from ..device import DeviceInfo
 from ..effort import EFFORT
-from ..filters import filtered, nothing_left, uncapped, without
+from ..filters import filtered, nothing_left, without
 from ..numerics.block_sparse import dense_problem
 from ..numerics.routed import grouped_problem
 from ..problem import Problem
@@ -42,14 +42,18 @@ def offers_for(problem: Problem, device: DeviceInfo, settings: Settings, *, on_t
     Warn if a regex leaves nothing. Without ``on_this_machine``, assume device, compilers and libraries to be present.
     """
     legal = legal_offers(problem, device, settings, on_this_machine=on_this_machine)
+    _warn_if_nothing_is_left(legal, settings)
+    return filtered(legal, settings, templates=TEMPLATES)
+
+
+def _warn_if_nothing_is_left(legal: Offers, settings: Settings) -> None:
     for text in nothing_left(legal, settings, templates=TEMPLATES):
         warnings.warn(text, RuntimeWarning, stacklevel=1)  # attributed to this line, so it is shown once for all problems
-    return filtered(legal, settings, templates=TEMPLATES)
 
 
 def widest_offers_for(problem: Problem, device: DeviceInfo, settings: Settings, *, on_this_machine: bool = True) -> Offers:
     """Return what may run if the store knows it: the exhaustive search's offers, without a cap, past size threshold and regexes."""
-    widest = dataclasses.replace(uncapped(settings), search="exhaustive")
+    widest = dataclasses.replace(settings, max_profiling_configs=None, search="exhaustive")
     return filtered(legal_offers(problem, device, widest, on_this_machine=on_this_machine), widest, templates=TEMPLATES)
 
 
@@ -73,7 +77,11 @@ def legal_offers(problem: Problem, device: DeviceInfo, settings: Settings, *, on
                 dense = backend.enumerate(dense_problem(problem), device, settings)
                 choices += densified(problem, dense).choices[: EFFORT[settings.search].densified]
         legal = Offers(choices=tuple({c.content_hash: c for c in choices}.values()), refusals=tuple(refusals))
-        return without(legal, lambda choice: choice.obstacle) if on_this_machine else legal
+        return _without_obstacles(legal) if on_this_machine else legal
+
+
+def _without_obstacles(legal: Offers) -> Offers:
+    return without(legal, lambda choice: choice.obstacle)
 
 
 def named_choice(name: str, backend: str, problem: Problem, device: DeviceInfo, settings: Settings) -> Choice | None:
@@ -84,8 +92,7 @@ def named_choice(name: str, backend: str, problem: Problem, device: DeviceInfo, 
         return None
     made = find(name, problem, device)
     usable = (made,) if made is not None and made.obstacle is None else ()
-    passed = filtered(Offers(choices=usable), uncapped(settings), templates=TEMPLATES).choices
-    return passed[0] if passed else None
+    return next(iter(_passed(usable, settings)), None)
 
 
 def known_variants(choices: Iterable[Choice], wanted: Collection[str], settings: Settings) -> dict[str, Choice]:
@@ -96,8 +103,12 @@ def known_variants(choices: Iterable[Choice], wanted: Collection[str], settings:
         fresh = {v.content_hash: v for choice in pending for v in choice.launch_variants() if v.content_hash in wanted}
         pending = [v for digest, v in fresh.items() if digest not in found]
         found |= fresh
-    passed = filtered(Offers(choices=tuple(found.values())), uncapped(settings), templates=TEMPLATES).choices
-    return {choice.content_hash: choice for choice in passed}
+    return {choice.content_hash: choice for choice in _passed(found.values(), settings)}
+
+
+def _passed(choices: Iterable[Choice], settings: Settings, *, capped: bool = False) -> Sequence[Choice]:
+    """Return the choices that pass the filters, however many unless they are ``capped``."""
+    return filtered(Offers(choices=tuple(choices)), settings, templates=TEMPLATES, capped=capped).choices
 
 
 def interleaved(choices: Sequence[Choice]) -> list[Choice]:
@@ -123,7 +134,7 @@ def untried_variants(choices: Mapping[str, Choice], outcomes: Mapping[str, Outco
     variants = {
         v.content_hash: v for choice in fastest.values() for v in choice.launch_variants() if v.content_hash not in outcomes
     }
-    passed = filtered(Offers(choices=tuple(variants.values())), settings, templates=TEMPLATES).choices
+    passed = _passed(variants.values(), settings, capped=True)
     tried = Counter(outcome.backend for outcome in outcomes.values())
     kept: list[Choice] = []
     for choice in passed:

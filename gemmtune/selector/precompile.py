@@ -1,6 +1,7 @@
 """Concurrent compilation of many choices, in worker processes without access to a GPU."""
 
 import contextlib
+import functools
 import importlib.util
 import math
 import threading
@@ -10,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 
 from ..choice import Choice, Status
-from ..device import detect
 from ..errors import CompileError
 from ..settings import Settings
 from ..timing.neighbours import Watch
@@ -57,17 +57,20 @@ class Compilation(AbstractContextManager["Compilation"]):
 
     def __init__(self, choices: Iterable[Choice], settings: Settings) -> None:
         self._settings = settings
-        self._watch = Watch(detect("cpu"))
+        self._watch = Watch()
         self._lock = threading.Lock()
         self._here = threading.Lock()
         self._stopping = False
         self._busy: set[Worker] = set()
-        self._executor = ThreadPoolExecutor(settings.compile_processes, thread_name_prefix="gemmtune-compile")
         self._outcomes: dict[str | None, Future[Sample | None]] = {}
         self.add(choices)
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @functools.cached_property
+    def _executor(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._settings.compile_processes, thread_name_prefix="gemmtune-compile")
 
     def add(self, choices: Iterable[Choice]) -> None:
         """Compile further choices after the earlier ones, each kernel once."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..backends.table import TEMPLATES
 from ..choice import Choice, Offers
-from ..filters import filtered, uncapped
+from ..filters import filtered
 from ..problem import Problem
 from ..settings import Settings
 from .features import kernel_of, kind_of
@@ -89,7 +89,7 @@ def known_choices(work: Work, problem: Problem, predictor: Predictor) -> dict[st
     listed = offered_by(LISTED, work, problem) if near else ()
     kernels = {kernel_of(name) for name, backend in names.items() if backend == LISTED}
     varied = [v for c in listed if kernel_of(c.name) in kernels for v in c.launch_variants() if v.name in names]
-    passed = filtered(Offers(choices=tuple(varied)), uncapped(work.settings), templates=TEMPLATES).choices
+    passed = filtered(Offers(choices=tuple(varied)), work.settings, templates=TEMPLATES, capped=False).choices
     return {c.name: c for c in (*found, *listed, *passed) if c is not None and portfolio.supports(c.name, problem)}
 
 

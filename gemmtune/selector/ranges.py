@@ -20,11 +20,11 @@ from ..settings import Settings
 from ..store.store import Ranged, Store
 from ..timing.memory import require_memory_to_tune
 from ..timing.rounds import BUSY_MARK
-from ..workers.locks import tuning_lock
 from .candidates import Candidates, Retry
 from .crossover import complete, sampled_rows, spread
 from .intervals import legal_segments, segments_by_time
 from .invariant import invariant_table, sample_classes
+from .locks import tuning_lock
 from .machine_limits import MachineLimits
 from .offers import enabled_backends
 from .precompile import Compilation, precompile

@@ -8,8 +8,8 @@ from ..choice import Status
 from ..interrupts import finishing
 from ..store.store import Store
 from ..timing.memory import require_memory_to_tune
-from ..workers.locks import tuning_lock
 from .candidates import Candidates, Retry, opened, row_of
+from .locks import tuning_lock
 from .log import append_log
 from .machine_limits import MachineLimits
 from .measure import measure
@@ -51,16 +51,15 @@ def select(
         if candidates.complete:
             return candidates, _result(candidates, limits, begun, "store")
         require_memory_to_tune([problem], candidates.device, settings)
-        candidates = _measured(candidates, store, progress, compilation, limits)
-    result = _result(candidates, limits, begun, "measured")
+        candidates, result = _measured(candidates, store, progress, compilation, limits, begun)
     if settings.log_file:
         append_log(settings.log_file, result)
     return candidates, result
 
 
 def _measured(
-    candidates: Candidates, store: Store, progress: Progress, compilation: Compilation | None, limits: MachineLimits
-) -> Candidates:
+    candidates: Candidates, store: Store, progress: Progress, compilation: Compilation | None, limits: MachineLimits, begun: float
+) -> tuple[Candidates, ProblemResult]:
     """Return the candidates with the outcomes of this tuning, which are stored even if it is interrupted."""
     outcomes = dict(candidates.known)
     with finishing():
@@ -71,7 +70,8 @@ def _measured(
         finally:
             fresh = [o for digest, o in outcomes.items() if o is not candidates.known.get(digest)]
             store.put([row_of(o, candidates.problem, candidates.fingerprint) for o in fresh])
-    return dataclasses.replace(tried, known=outcomes)
+        tried = dataclasses.replace(tried, known=outcomes)
+        return tried, _result(tried, limits, begun, "measured")
 
 
 def _result(candidates: Candidates, limits: MachineLimits, begun: float, source: Literal["measured", "store"]) -> ProblemResult:

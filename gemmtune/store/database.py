@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..cache import make_private
-from ..locking import has_locks
+from ..cache.locking import has_locks
 from .key import may_be_unsettled, settled_key
 from .row import Limit, Ranged, Record, Row, checksum
 from .storefile import RANGED_SCHEMA, SCHEMA, check, code_of, connect, corrupt, create

@@ -4,7 +4,7 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..locking import file_lock
+from ..cache.locking import file_lock
 from .database import Database
 from .storefile import FAILURES, corrupt, is_corruption, move_aside
 

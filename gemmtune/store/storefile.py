@@ -5,9 +5,9 @@ import os
 import sqlite3
 from pathlib import Path
 
+from ..cache.locking import file_lock, has_locks
 from ..errors import StoreError
 from ..foreign import text_of
-from ..locking import file_lock, has_locks
 
 APPLICATION_ID = 0x67656D74
 """``gemt``, which distinguishes our files from other SQLite databases."""

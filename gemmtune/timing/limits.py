@@ -32,7 +32,7 @@ from ..problem.flags import precision_scope
 from ..settings import current
 from ..toolchain.made_once import compile_text, made_once, opened
 from .contenders import timing_event
-from .rotation import leaves_caches
+from .rotation import cache_bytes, leaves_caches
 
 SAMPLES_S = 0.15
 """Duration of the sampling of each limit."""
@@ -149,7 +149,7 @@ def measure_limits(device: DeviceInfo, dtype_label: str, known: Mapping[str, flo
 
 def _bandwidth(device: DeviceInfo) -> float:
     if device.type == "cpu":
-        numbers = torch.ones(4 * device.last_level_cache_bytes // 4)
+        numbers = torch.ones(4 * cache_bytes(device) // 4)
         return numbers.nbytes / (_best_s(numbers.amax) * 1e9)
     free, _ = torch.cuda.mem_get_info(device.torch_device)
     size = min(GPU_COPY_BYTES, free // 8)

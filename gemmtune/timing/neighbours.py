@@ -28,16 +28,16 @@ MOST_WAIT_S = 120.0
 class Watch:
     """Observer of other processes from its construction until ``seen`` is called.
 
-    On a CPU it looks at the cores that this process may use: the share that others had of them, and the periods in which its
-    cgroup had used up its quota. On a GPU it counts the processes that used the multiprocessors, if nvidia-ml-py and the driver
-    report them. ``root`` and its descendants are never others. By default they are this process and its children.
+    On a CPU, the default, it looks at the cores that this process may use: the share that others had of them, and the periods
+    in which its cgroup had used up its quota. On a GPU it counts the processes that used the multiprocessors, if nvidia-ml-py and
+    the driver report them. ``root`` and its descendants are never others. By default they are this process and its children.
     """
 
-    def __init__(self, device: DeviceInfo, root: int | None = None) -> None:
-        self._device = device
+    def __init__(self, device: DeviceInfo | None = None, root: int | None = None) -> None:
+        self._gpu = device.index if device is not None and device.type != "cpu" else None
         self._root = root or os.getpid()
         self._begun_us = time.time_ns() // 1000
-        self._before = cores.read(self._root) if device.type == "cpu" else None
+        self._before = cores.read(self._root) if self._gpu is None else None
 
     def seen(self) -> str:
         """Describe the other work as part of a sentence, or return "" if there was none. Takes LEAST_WATCH_S if that is left."""
@@ -57,7 +57,7 @@ class Watch:
         with contextlib.suppress(ImportError, RuntimeError):
             nvml = importlib.import_module("pynvml")
             with contextlib.suppress(nvml.NVMLError):
-                samples = nvml.nvmlDeviceGetProcessUtilization(torch.cuda._get_pynvml_handler(self._device.index), self._begun_us)
+                samples = nvml.nvmlDeviceGetProcessUtilization(torch.cuda._get_pynvml_handler(self._gpu), self._begun_us)
                 users = {sample.pid for sample in samples if sample.smUtil >= BUSY_PERCENT}
                 # In a container the driver's process ids differ from ours. Then one of them is this process.
                 ours = users & cores.tree(self._root).keys()

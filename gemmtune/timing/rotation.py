@@ -32,9 +32,14 @@ def set_count(set_bytes: int, least_bytes: int, budget_bytes: int) -> int:
     return max(1, min(wanted, MOST_SETS, budget_bytes // max(set_bytes, 1)))
 
 
+def cache_bytes(device: DeviceInfo) -> int:
+    """Return the size of the last cache before the memory, which benchmarks have to overflow."""
+    return device.l3_bytes or device.l2_bytes
+
+
 def least_bytes(device: DeviceInfo) -> int:
     """Return the size of all sets together that no cache of the device keeps."""
-    return int((CPU_CACHES if device.type == "cpu" else GPU_CACHES) * device.last_level_cache_bytes)
+    return int((CPU_CACHES if device.type == "cpu" else GPU_CACHES) * cache_bytes(device))
 
 
 def leaves_caches(problem: Problem, device: DeviceInfo) -> bool:

@@ -21,10 +21,10 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ..cache import cache_dir
+from ..cache.locking import file_lock
 from ..choice import Choice, Kernel
 from ..device import DeviceInfo
 from ..errors import UnavailableError
-from ..locking import file_lock
 from ..numerics.operands import Operands
 from ..problem import Problem
 from ..problem.flags import precision_scope

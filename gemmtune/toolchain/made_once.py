@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..cache import cache_dir, cached, present, refuse
+from ..cache.locking import file_lock
 from ..errors import CompileError, UnavailableError
-from ..locking import file_lock
 from .tool import run_tool
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from gemmtune.device import MIB, detect
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import with_rows
 from gemmtune.timing.contenders import Contender, CpuContender
-from gemmtune.timing.rotation import Rotation, set_count
+from gemmtune.timing.rotation import Rotation, cache_bytes, set_count
 from gemmtune.timing.rounds import TIE, play
 from gemmtune.timing.timer import median_margin
 
@@ -201,7 +201,7 @@ def test_operand_sets_share_values_and_no_memory() -> None:
     device = detect("cpu")
     problem = Problem.addmm(256, 512, 1024, dtype=torch.float32, layout="nt", device_type="cpu")
     sets = Rotation(problem, device).sets
-    assert len(sets) * problem.bytes > 4 * device.last_level_cache_bytes
+    assert len(sets) * problem.bytes > 4 * cache_bytes(device)
     for other in sets[1:]:
         assert torch.equal(other.a, sets[0].a)
         assert torch.equal(other.b, sets[0].b)
@@ -218,7 +218,7 @@ def test_problems_with_fewer_rows_share_common_operands() -> None:
     part = with_rows(whole, 3)
     rotation = Rotation(whole, device)
     found = rotation.of_rows(part)
-    assert len(found) * part.bytes > 4 * device.last_level_cache_bytes or len(found) == 256
+    assert len(found) * part.bytes > 4 * cache_bytes(device) or len(found) == 256
     for few, many in zip(found, rotation.sets, strict=False):
         assert (few.b is many.b, few.inp is many.inp) == (True, True)
         assert (few.a.shape, few.out.shape) == ((3, 1024), (3, 512))

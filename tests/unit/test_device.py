@@ -10,6 +10,7 @@ import torch
 
 from gemmtune.device import PRESETS, DeviceInfo, detect, preset
 from gemmtune.errors import UnavailableError
+from gemmtune.timing.rotation import cache_bytes
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing where there is no GPU")
 
@@ -21,14 +22,14 @@ def test_presets_are_complete(arch: str) -> None:
     assert pickle.loads(pickle.dumps(device)) == device
     if device.type == "cpu":
         assert (device.sm_count, device.smem_per_block_bytes, device.capability) == (0, 0, 0)
-        assert 0 < device.l2_bytes < device.l3_bytes == device.last_level_cache_bytes
+        assert 0 < device.l2_bytes < device.l3_bytes == cache_bytes(device)
         assert device.threads >= 1
         assert device.torch_device == torch.device("cpu")
     else:
         assert device.sm_count > 0
         assert 0 < device.smem_per_block_bytes <= device.smem_per_sm_bytes
         assert device.registers_per_sm >= 65536
-        assert device.last_level_cache_bytes == (256 * 2**20 if arch == "gfx942" else device.l2_bytes) > 0
+        assert cache_bytes(device) == (256 * 2**20 if arch == "gfx942" else device.l2_bytes) > 0
         assert device.torch_device == torch.device("cuda", 0)
         assert device.warp_size == (64 if device.type == "hip" else 32)
 

@@ -14,14 +14,14 @@ import filelock
 import pytest
 from store_cases import KEYS, MACHINES, fork, kill, one_warning, row, status_of
 
-from gemmtune import locking
+from gemmtune.cache import locking
 from gemmtune.device import detect
 from gemmtune.errors import StoreError
+from gemmtune.selector.locks import tuning_lock
 from gemmtune.settings import Settings, use
 from gemmtune.store.store import Store
 from gemmtune.timing.timer import device_to_itself
 from gemmtune.toolchain.made_once import made_once
-from gemmtune.workers.locks import tuning_lock
 
 
 @pytest.fixture

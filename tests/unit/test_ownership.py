@@ -12,8 +12,8 @@ import pytest
 from namespaces import CLONE_NEWUSER
 from store_cases import NOBODY, in_child
 
-from gemmtune import ownership
-from gemmtune.ownership import others_write, trusted_file, why_not_trusted
+from gemmtune.cache import ownership
+from gemmtune.cache.ownership import others_write, trusted_file, why_not_trusted
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
 STRANGER = 12345

@@ -8,6 +8,7 @@ all properties of a problem and of its layouts, and the classes of its rows.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import inspect
 import json
@@ -25,9 +26,10 @@ ROWS = (1, 8, 240, 4099)
 
 
 def properties(value: object) -> str:
-    """Return the properties of an object that are plain data, with their values."""
+    """Return the properties and derived fields of an object that are plain data, with their values."""
     kinds = [vars(kind) for kind in type(value).__mro__]
-    names = sorted({name for kind in kinds for name, x in kind.items() if isinstance(x, property)} - {"operation", "key"})
+    derived = {field.name for field in dataclasses.fields(value) if not field.init}  # type: ignore[arg-type]
+    names = sorted(derived | {name for kind in kinds for name, x in kind.items() if isinstance(x, property)} - {"operation", "key"})
     return " ".join(f"{name}={_value(value, name)}" for name in names)
 
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import UnavailableError
+from ..errors import UnavailableError
+from ..settings import Settings, current
+from ..warning import warn
 from .ownership import trusted_file, why_not_trusted
-from .settings import Settings, current
-from .warning import warn
 
 REMEDY = "set cache_dir (GEMMTUNE_CACHE_DIR) to a folder of yours on a file system that allows execution"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import filelock
 
-from .warning import warn
+from ..warning import warn
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """Errors of ``flock`` on a file system without locks."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import filelock
 
 from ..cache import cache_dir
+from ..cache.locking import file_lock
 from ..errors import UnavailableError
-from ..locking import file_lock
 from ..settings import Settings, use
 
 log = logging.getLogger("gemmtune")
