@@ -5,8 +5,8 @@
 
 The model is a Llama of random weights. ``peft`` trains the adapters of all linear layers: forward, backward and the step of the
 optimizer. ``peft, one token`` is a forward of one token with these adapters. ``lightning`` fits the adapters by ``Trainer.fit``.
-The ways of a program take turns in one process, with one store that is empty at the start. ``ratio`` is the time of the first way, the
-same program without gemmtune, over that of another: above 1 that is faster.
+The ways of a program take turns in one process, with one store that is empty at the start. ``ratio`` is the time of the first way,
+the same program without gemmtune, over that of another: above 1 that is faster.
 """
 
 from __future__ import annotations
