@@ -19,7 +19,17 @@ from .printing import answer, watched
 from .shapes import problems_of
 from .spec import Spec
 
-GATE_OPTIONS = ("device", "candidate", "reference", "baselines", "require_baseline", "strict", "update_baseline", "processes")
+GATE_OPTIONS = (
+    "device",
+    "candidate",
+    "reference",
+    "baselines",
+    "require_baseline",
+    "strict",
+    "update_baseline",
+    "processes",
+    "limit",
+)
 """Options of the command that belong to the gate. The others are for settings and problems."""
 
 

@@ -9,7 +9,7 @@ import click
 
 from ..conformance.option_table import OPTIONS
 from ..judging.levels import LEVELS, MOST_CALL_S
-from ..perf_gate.options import FOLDER, LEAST_PROCESSES, PICK, PROCESSES, REFERENCES
+from ..perf_gate.options import FOLDER, LEAST_PROCESSES, LIMIT, MOST_LIMIT, PICK, PROCESSES, REFERENCES
 from . import words
 from .files import OutputFile
 from .options import complete_of, device_option, problem_options, search_options, shapes_options, timing_option
@@ -131,6 +131,14 @@ def judge() -> None:
     default=PROCESSES,
     show_default=True,
     help="Number of fresh processes in a batch.",
+)
+@click.option(
+    "--limit",
+    metavar="PERCENT",
+    type=click.FloatRange(0, MOST_LIMIT, min_open=True),
+    default=LIMIT,
+    show_default=True,
+    help="Slow-down that is allowed. PASS excludes one of 2.5 times as much.",
 )
 def perf_gate() -> None:
     """Check that no SHAPE takes over 2% longer than torch.

@@ -179,6 +179,20 @@ def conv1d(module: Any, x: Tensor) -> Tensor:
     return type(module).forward(module, x) if result is None else result
 
 
+def _scripted_linear(self: Any, input: Tensor) -> Tensor:
+    """Return what torch.jit.script compiles in place of ``linear``, which TorchScript cannot read: torch's product."""
+    return functional.linear(input, self.weight, self.bias)
+
+
+def _scripted_conv1d(self: Any, x: Tensor) -> Tensor:
+    """Return what torch.jit.script compiles in place of ``conv1d``."""
+    return x.matmul(self.weight).add(self.bias)
+
+
+_SCRIPTED: dict[Any, Callable[..., Tensor]] = {linear: _scripted_linear, sparse_linear: _scripted_linear, conv1d: _scripted_conv1d}
+for _forward, _scripted in _SCRIPTED.items():
+    _forward.__wrapped__ = _scripted  # TorchScript reads the source of this one
+
 _INVARIANT: dict[Any, Callable[..., Tensor]] = {linear: invariant_linear, conv1d: invariant_conv1d}
 """Forwards to their batch-invariant ones."""
 FORWARDS = (linear, conv1d, sparse_linear, invariant_experts, invariant_router, *_INVARIANT.values())

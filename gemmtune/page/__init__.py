@@ -18,6 +18,8 @@ PAGE = Markup(
 )
 MOST_UNFOLDED = 40
 """Characters of a text that a cell keeps on one line."""
+MOST_SHOWN = 200
+"""Rows of a table that a page shows at first. A browser takes seconds to lay out thousands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,24 +62,36 @@ class Table:
 
     @property
     def html(self) -> Markup:
-        """Return the controls and the table."""
+        """Return the controls and the table. Rows beyond the first are text, which the script turns into elements when needed."""
         places = {column: number for number, column in enumerate(self.columns)}
         head = Markup("").join(
             Markup('<th scope=col class="{}"><button type=button>{}</button></th>').format(self._class(place, column), column)
             for place, column in enumerate(self.columns)
         )
+        rows = self._rows()
         table = Markup("<table class=sortable id={}>\n<thead><tr>{}</tr></thead>\n<tbody>\n{}</tbody>\n</table>").format(
-            self.name, head, self._rows()
+            self.name, head, Markup("").join(rows[:MOST_SHOWN])
         )  # fmt: skip
-        return Markup("{}\n<div class=scroll tabindex=0 role=region aria-label={}>\n{}\n</div>").format(
-            self._controls(places), self.name, table
+        return Markup("{}\n<div class=scroll tabindex=0 role=region aria-label={}>\n{}\n</div>{}").format(
+            self._controls(places), self.name, table, self._rest(rows[MOST_SHOWN:])
         )
+
+    def _rest(self, rows: Sequence[Markup]) -> Markup:
+        """Return further rows as text, with buttons to show them. Nothing where there are none."""
+        if not rows:
+            return Markup("")
+        return Markup(
+            "\n<p data-table={0}><span>{1} of {2} rows</span>"
+            "<button type=button>{1} more</button><button type=button>all</button></p>"
+            "\n<script type=text/html data-table={0}>\n{3}</script>"
+        ).format(self.name, MOST_SHOWN, len(self.rows), Markup("").join(rows))
 
     def _class(self, place: int, column: str) -> str:
         numbers = any(row[place].number is not None for row in self.rows)
         return " ".join(["number"] * numbers + ["minor"] * (column in self.minor))
 
-    def _rows(self) -> Markup:
+    def _rows(self) -> list[Markup]:
+        """Return the element of each row, its details included."""
         parts: list[Markup] = []
         minor = [column in self.minor for column in self.columns]
         for number, cells in enumerate(self.rows):
@@ -86,10 +100,9 @@ class Table:
             shown = Markup("").join(
                 cell.html(minor=minor[place], opens=bool(detail) and not place) for place, cell in enumerate(cells)
             )
-            parts.append(Markup("<tr{}>{}</tr>\n").format(row_id, shown))
-            if detail:
-                parts.append(Markup("<tr class=detail hidden><td colspan={}>{}</td></tr>\n").format(len(cells), detail))
-        return Markup("").join(parts)
+            below = Markup("<tr class=detail hidden><td colspan={}>{}</td></tr>\n").format(len(cells), detail) if detail else ""
+            parts.append(Markup("<tr{}>{}</tr>\n{}").format(row_id, shown, below))
+        return parts
 
     def _controls(self, places: dict[str, int]) -> Markup:
         if not self.filters:

@@ -127,6 +127,9 @@ class Baselines:
 
 
 def slug(device: DeviceInfo) -> str:
-    """Return the file name of a device: ``nvidia-h200``, or ``cpu-amd-epyc-2-threads``, as a CPU's ratios depend on its threads."""
-    name = f"cpu {device.name} {device.threads} threads" if device.type == "cpu" else device.name
+    """Return the file name of a device: ``nvidia-h200``, or ``cpu-amd-epyc-avx512-2-threads``.
+
+    The ratios of a CPU depend on its instructions and threads, and virtual machines give one name to CPUs of several generations.
+    """
+    name = f"cpu {device.name} {device.arch} {device.threads} threads" if device.type == "cpu" else device.name
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -51,7 +51,7 @@ def run_gate(
     gate = _Gate(
         entries=[ProblemGate(problem=problem) for problem in wanted],
         options=options,
-        rule=Rule.for_suite(len(wanted)),
+        rule=Rule.for_suite(len(wanted), options.limit),
         device=device,
         settings=settings,
         baselines=baselines,

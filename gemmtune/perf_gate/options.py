@@ -13,6 +13,9 @@ PICK = "pick"
 Reference = Literal["torch", "baseline"]
 REFERENCES: tuple[Reference, ...] = typing.get_args(Reference)
 LEAST_PROCESSES = 3
+LIMIT = 2.0
+"""Slow-down in percent that is allowed."""
+MOST_LIMIT = 100.0
 PROCESSES = 7
 
 
@@ -37,11 +40,16 @@ class GateOptions:
     processes: int = PROCESSES
     """Fresh processes in a batch."""
 
+    limit: float = LIMIT
+    """Slow-down in percent that is allowed. PASS excludes one of 2.5 times as much."""
+
     def __post_init__(self) -> None:
         if self.reference not in REFERENCES:
             raise GateError(f"reference: got {self.reference!r}, expected one of {', '.join(REFERENCES)}")
         if self.processes < LEAST_PROCESSES:
             raise GateError(f"processes: got {self.processes}, expected at least {LEAST_PROCESSES}: fewer do not show the noise")
+        if not 0 < self.limit <= MOST_LIMIT:
+            raise GateError(f"limit: got {self.limit}, expected a percentage above 0, up to {MOST_LIMIT:g}")
         if self.candidate != PICK and (self.reference == "baseline" or self.update_baseline):
             raise GateError(
                 f"baselines: got the candidate {self.candidate!r}, expected none: they hold what gemmtune picks; "

@@ -160,7 +160,7 @@ def summary(result: GateResult) -> str:
     counts += [f"{len(result.failed)} could not be measured"] if result.failed else []
     return (
         f"{result.decision}: {counted(len(result.entries), 'problem')}, {', '.join(counts)}; "
-        f"the limit is {100 * (result.rule.limit - 1):.0f}% slower than "
+        f"the limit is {result.options.limit:g}% slower than "
         f"{_reference(result)}, with {result.options.processes} processes in a batch"
     )
 

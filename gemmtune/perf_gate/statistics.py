@@ -33,8 +33,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from .options import LIMIT
+
 SUITE_ALARMS = 0.005
 LARGEST_LEVEL = 0.01
+VISIBLE = 2.5
+"""Slow-down that PASS excludes, as a multiple of the one that is allowed."""
 HALVINGS = 60
 """Bisection steps for an angle, more than the precision of float64."""
 
@@ -57,9 +61,10 @@ class Rule:
     visible: float = 1.05
 
     @classmethod
-    def for_suite(cls, problems: int) -> Rule:
-        """Return the rule that keeps false alarms below 0.5% in a suite of that many problems."""
-        return cls(level=min(LARGEST_LEVEL, math.sqrt(SUITE_ALARMS / max(problems, 1))))
+    def for_suite(cls, problems: int, percent: float = LIMIT) -> Rule:
+        """Return the rule that keeps false alarms below 0.5% in a suite of that many problems, slower by ``percent`` at most."""
+        level = min(LARGEST_LEVEL, math.sqrt(SUITE_ALARMS / max(problems, 1)))
+        return cls(level=level, limit=1 + percent / 100, visible=1 + VISIBLE * percent / 100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import torch
+from torch.jit import _trace
 
 from ..dispatch.prepack import PackedOperand
 from ..dispatch.wholes import replaced
@@ -172,6 +173,13 @@ class QuantizedWeight(GatheredByFsdp):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if (
+            getattr(_trace, "_trace_module_map", None) is not None
+        ):  # TorchScript would read the weight's memory, of which there is none
+            raise InvalidProblemError(
+                "torch.jit.trace: got a QuantizedWeight, which TorchScript cannot hold; use torch.export.export(model, inputs), or "
+                "dequantize_(model) of gemmtune.integration.quantize before"
+            )
         return performed(cls, func, args, kwargs or {})
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:

@@ -26,7 +26,7 @@ def totals(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     ratios = [entry.speedup for entry in entries if entry.speedup]
     shares = [entry.share for entry in entries if entry.share]
     mean, disturbed = geomean(ratios), sum(bool(entry.disturbed) for entry in entries)
-    found = [(str(len(entries)), "problems")]
+    found = [(str(len(entries)), "problem" if len(entries) == 1 else "problems")]
     if mean is not None:
         found.append((f"{mean:.2f} ×", "torch's speed, geometric mean"))
         found.append((f"{min(ratios):.2f} ×", "the least"))

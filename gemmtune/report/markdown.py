@@ -21,8 +21,9 @@ def report(sources: Sequence[Source]) -> str:
         for name, pairs in (("Slower", slower), ("Faster", faster), ("Another pick", changed)):
             lines += _pairs(name, pairs)
     lines += [f"- {_cell(x.text)}: {_cell(x.verdict)}" for x in shown.entries if x.verdict]
-    lines += ["", "| backend | picks | × torch |", "| --- | ---: | ---: |"]
-    lines += [f"| {_cell(name)} | {count} | {_figure(mean)} |" for name, count, mean in by_backend(shown.entries)]
+    if any(entry.name for entry in shown.entries):
+        lines += ["", "| backend | picks | × torch |", "| --- | ---: | ---: |"]
+        lines += [f"| {_cell(name)} | {count} | {_figure(mean)} |" for name, count, mean in by_backend(shown.entries)]
     lines += _slowest(shown.entries)
     return "\n".join(lines) + "\n"
 

@@ -149,8 +149,20 @@ def device_of(fingerprint: str) -> DeviceInfo:
     return dataclasses.replace(like, name=fields.get("device", ""), sm_count=sm_count, threads=threads)
 
 
+def lacking(known: Known, search: Search, settings: Settings, order: Order) -> tuple[str, ...]:
+    """Return the names of the choices that a search in this order asks for and that the stored data lack."""
+    run = _searched(known, dataclasses.replace(settings, search=search), order, 0)
+    return tuple(o.name for o in run.outcomes.values() if o.reason == UNKNOWN)
+
+
 def _trace(known: Known, settings: Settings, order: Order, number: int) -> Trace:
     """Return what a search finds with its offers in this order. ``number`` distinguishes random ones."""
+    run = _searched(known, settings, order, number)
+    return Trace(regrets=tuple(run.regrets), unknown=run.unknown)
+
+
+def _searched(known: Known, settings: Settings, order: Order, number: int) -> "_Run":
+    """Return a search that has run to its end."""
     assert known.problem is not None
     device = device_of(known.fingerprint)
     offers_of = tried_offers if order == "tuning" else offers_for
@@ -164,7 +176,7 @@ def _trace(known: Known, settings: Settings, order: Order, number: int) -> Trace
         run.examine(sorted(listed, key=lambda choice: not choice.baseline))
     for _ in range(EFFORT[settings.search].variant_rounds):
         run.examine(untried_variants(run.candidates.choices, run.outcomes, settings))
-    return Trace(regrets=tuple(run.regrets), unknown=run.unknown)
+    return run
 
 
 class _Run:

@@ -146,9 +146,10 @@ def test_one_token_of_a_sequence_runs_the_pick_of_a_row(done):
         lambda f, x: torch.func.jvp(f, (x,), (x,))[0],
         lambda f, x: torch.func.functionalize(f)(x),
         lambda f, x: torch.jit.trace(f, (x,))(x),
+        lambda f, x: torch.jit.script(f)(x),
         lambda f, x: f(x.transpose(0, 1).contiguous().transpose(0, 1)),
     ],
-    ids=["vmap", "jvp", "functionalize", "trace", "strided"],
+    ids=["vmap", "jvp", "functionalize", "trace", "script", "strided"],
 )
 def test_torch_runs_under_modes_and_transforms(listener):
     model, inputs = made("mlp")

@@ -5,15 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
+from gemmtune.cli.shapes import problems_and_ranges
+from gemmtune.cli.spec import Spec
 from gemmtune.device import detect, preset
 from gemmtune.errors import GateError
 from gemmtune.perf_gate.baselines import Baseline, Baselines, slug
 from gemmtune.problem import Problem
+from gemmtune.selector.offers import offers_for
+from gemmtune.settings import Settings
 
+ROOT = Path(__file__).parents[2]
 CPU = detect("cpu")
 SMALL, LARGE = (Problem.mm(m, 32, 64, dtype=torch.float32, device_type="cpu") for m in (16, 256))
 
@@ -66,9 +73,20 @@ def test_a_new_baseline_replaces_the_old_one_and_keeps_the_others(tmp_path):
     assert (read.get(SMALL, "graph").log_ratio, read.get(LARGE, "graph").log_ratio) == (-0.5, -0.25)
 
 
+@pytest.mark.parametrize("arch", ["avx512", "avx2"])
+def test_ci_gates_one_choice_of_each_product(arch):
+    """With more choices, or none, the pick is torch's, and its time says nothing of our kernels."""
+    pattern = re.search("CHOICE_ALLOWLIST_REGEX='(.*?)'", (ROOT / ".ci/run").read_text())[1]
+    assert pattern in (ROOT / "docs/ci.md").read_text()
+    problems, _ = problems_and_ranges(Spec(device_type="cpu"), (), str(ROOT / "benchmarks/shapes/ci.json"), None, None)
+    settings = Settings(backends=("cpp",), choice_allowlist_regex=pattern)
+    offers = [offers_for(problem, preset(arch), settings, on_this_machine=False) for problem in problems]
+    assert [len(each.choices) for each in offers] == [1] * 3
+
+
 def test_slugs():
     assert slug(preset("sm90")) == "nvidia-h100"
-    assert slug(dataclasses.replace(preset("avx512"), name="AMD EPYC 9B14", threads=2)) == "cpu-amd-epyc-9b14-2-threads"
+    assert slug(dataclasses.replace(preset("avx512"), name="AMD EPYC 9B14", threads=2)) == "cpu-amd-epyc-9b14-avx512-2-threads"
 
 
 @pytest.mark.parametrize(

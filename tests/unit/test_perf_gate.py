@@ -137,6 +137,7 @@ def test_a_missing_baseline_is_inconclusive_and_not_measured(finds):
     ("options", "message"),
     [
         ({"reference": "cublas"}, "reference: got 'cublas', expected one of torch, baseline"),
+        ({"limit": 0.0}, "limit: got 0.0, expected a percentage above 0, up to 100"),
         ({"processes": 2}, "processes: got 2, expected at least 3"),
         ({"candidate": "torch", "reference": "baseline"}, "baselines: got the candidate 'torch', expected none"),
         ({"require_baseline": True}, "require_baseline: got reference 'torch', expected 'baseline'"),

@@ -100,6 +100,13 @@ def test_judge(batches, decision, reason):
     assert found.bounds.log_ratio == pytest.approx(sum(map(sum, batches)) / sum(map(len, batches)))
 
 
+def test_a_larger_limit_passes_what_it_allows_and_finds_more_than_that():
+    rule = Rule.for_suite(3, 10)
+    assert (rule.limit, rule.visible) == pytest.approx((1.1, 1.25))
+    noises = {log_ratio: around(log_ratio, 0.02) for log_ratio in (0.0, math.log(1.08), math.log(1.26))}
+    assert [judge([x, x], rule).decision for x in noises.values()] == [Decision.PASS, Decision.PASS, Decision.REGRESSED]
+
+
 def test_judge_against_a_baseline():
     """Check that 30% faster than torch is no success if it was 40% before."""
     before = Estimate(mean=math.log(0.6), spread=0.003, count=14)

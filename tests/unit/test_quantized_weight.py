@@ -131,6 +131,10 @@ def test_inside_of_torch_compile():
     assert torch.equal(scaled(FLOAT8_A), gemmtune.scaled_mm(FLOAT8_A, weight, torch.ones(5, 1)))
 
 
+def traced_layer() -> torch.nn.Module:
+    return gemmtune.quantize_(torch.nn.Sequential(torch.nn.Linear(A.shape[1], 64)), "int8").requires_grad_(False)
+
+
 INT8, UINT8, ONE = torch.zeros(6, 4, dtype=torch.int8), torch.zeros(6, 4, dtype=torch.uint8), torch.ones(())
 FLOAT8_A, FLOAT8 = A.to(torch.float8_e4m3fn), WEIGHT.to(torch.float8_e4m3fn)
 BAD = {
@@ -168,6 +172,10 @@ BAD = {
         lambda: gemmtune.scaled_mm(FLOAT8_A, QuantizedWeight.quantize(WEIGHT, "uint4"), ONE),
         "scaled_mm: b: got uint4, expected 8-bit floats; mixed_mm multiplies integers",
     ),
+    "traced": (
+        lambda: torch.jit.trace(traced_layer(), (A,)),
+        "torch.jit.trace: got a QuantizedWeight, which TorchScript cannot hold; use torch.export.export",
+    ),
     "no scale": (
         lambda: gemmtune.scaled_mm(FLOAT8_A, FLOAT8, ONE),
         "scaled_mm: scale_b: got None, expected a tensor, or b as a QuantizedWeight with scales",
@@ -175,6 +183,7 @@ BAD = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("name", BAD)
 def test_message(name):
     call, message = BAD[name]
