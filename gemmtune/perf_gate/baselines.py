@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -127,9 +128,11 @@ class Baselines:
 
 
 def slug(device: DeviceInfo) -> str:
-    """Return the file name of a device: ``nvidia-h200``, or ``cpu-amd-epyc-avx512-2-threads``.
+    """Return the file name of a device: ``nvidia-h200``, or ``cpu-amd-epyc-avx512-e93c2f-2-threads``.
 
     The ratios of a CPU depend on its instructions and threads, and virtual machines give one name to CPUs of several generations.
+    So the name has a hash of all instruction sets.
     """
-    name = f"cpu {device.name} {device.arch} {device.threads} threads" if device.type == "cpu" else device.name
+    generation = hashlib.sha256(" ".join(device.isa).encode()).hexdigest()[:6]
+    name = f"cpu {device.name} {device.arch} {generation} {device.threads} threads" if device.type == "cpu" else device.name
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

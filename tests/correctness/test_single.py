@@ -97,7 +97,10 @@ def check_choices(problem: Problem) -> None:
         plain, other = torch.zeros_like(x.out), odd(torch.ones_like(x.out))
         run(plain, x.tensors, x.scalars)
         run(other, tuple(map(odd, x.tensors)), x.scalars)
-        assert torch.equal(plain, other), f"{choice.name} of {problem}"
+        if choice.backend == "aten":  # cuBLAS may take another algorithm for other strides
+            torch.testing.assert_close(other, plain)
+        else:
+            assert torch.equal(plain, other), f"{choice.name} of {problem}"
 
 
 @pytest.mark.parametrize("name", ["mm", "column", "float8"])

@@ -86,7 +86,9 @@ def test_ci_gates_one_choice_of_each_product(arch):
 
 def test_slugs():
     assert slug(preset("sm90")) == "nvidia-h100"
-    assert slug(dataclasses.replace(preset("avx512"), name="AMD EPYC 9B14", threads=2)) == "cpu-amd-epyc-9b14-avx512-2-threads"
+    assert (
+        slug(dataclasses.replace(preset("avx512"), name="AMD EPYC 9B14", threads=2)) == "cpu-amd-epyc-9b14-avx512-9cab38-2-threads"
+    )
 
 
 @pytest.mark.parametrize(
