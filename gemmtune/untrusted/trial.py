@@ -15,14 +15,16 @@ from ..numerics.operands import Operands
 from ..problem import Problem
 from ..timing.timer import median_margin
 from . import clock
-from .candidate import OTHERS, Candidate, CandidateEnded, Reading, RemoteError
+from .candidate import OTHERS, Candidate, CandidateEnded, RemoteError
 from .checks import Checker, Trouble, is_constant
+from .clock import Reading
 from .conduct import Conduct
-from .kinds import KINDS, operands_of
+from .kinds import CHANGING, operands_of, order
 from .memory import POISON
 from .repeats import is_from_memory, second_look
 from .run import Run
 from .shape import Shape
+from .turns import Turns
 from .twin import Elsewhere, digest
 from .variations import cancelling
 
@@ -69,6 +71,7 @@ class Trial:
         self._rival, self._torch = rival
         self._added_s, self._hand_over_s = (0.0, 0.0), 0.0
         self.rng = random.Random(secrets.randbits(64))
+        self._turns = Turns(self.rng)
 
     def calls(
         self, problem: Problem, count: int, *, timed: bool, deadline: float, claims: Claims | None = None, profiled: int = 0
@@ -77,7 +80,8 @@ class Trial:
 
         ``profiled`` more calls, at places that nobody knows, show what runs in them.
         """
-        checker = Checker(problem, claims or self._subject.claims(problem), self._candidate.device, secrets.randbits(60))
+        claims, device = claims or self._subject.claims(problem), self._candidate.device
+        checker = Checker(problem, claims, device, secrets.randbits(60), self._turns)
         places = frozenset({1, *self.rng.sample(range(1, count + 1), min(profiled, count))} if profiled else ())
         run = Run(checker=checker, call=self._subject.caller(problem), rng=self.rng, profiled=places)
         refused, number, first_s = "", 0, 0.0
@@ -88,7 +92,7 @@ class Trial:
             if timed and self._candidate.device.type != "cpu":
                 self._added_s, self._hand_over_s = self._of_a_call(run)
             with self._subject.conditions(problem):
-                for number, kind in enumerate(self._order(count), 1):
+                for number, kind in enumerate(order(count, self.rng), 1):
                     kept = self._step(run, kind, kept, number, timed=timed)
                     first_s = first_s or self._candidate.last.wall_s
                     if len(run.wrong) >= MOST_WRONG or (number >= least and clock.now_s() > deadline):
@@ -119,16 +123,10 @@ class Trial:
         for process in (self._candidate, self._torch):
             process.reserve(operand_bytes, result_bytes)
 
-    def _order(self, count: int) -> list[str]:
-        kinds: list[str] = ["fresh"]
-        while len(kinds) < count:
-            kinds += self.rng.sample(KINDS, len(KINDS))
-        return kinds[:count]
-
     def _step(self, run: Run, kind: str, kept: Operands | None, number: int, *, timed: bool) -> Operands:
         """Make one call, check its result and return its operands."""
         operands, expectation = operands_of(kind, kept, run.checker, run.rng)
-        run.numbers += (new := kept is not operands or kind in ("alike", "one", "near"))
+        run.numbers += (new := kept is not operands or kind in CHANGING)
         run.current = run.numbers if new else run.of_kept
         if expectation is None:
             run.of_kept = run.current

@@ -22,8 +22,9 @@ from gemmtune.declaration.subject import Subject
 from gemmtune.declaration.traits import Traits
 from gemmtune.numerics.operands import Operands
 from gemmtune.problem import Problem
-from gemmtune.untrusted.candidate import Candidate, Reading
+from gemmtune.untrusted.candidate import Candidate
 from gemmtune.untrusted.checks import Checker
+from gemmtune.untrusted.clock import Reading
 from gemmtune.untrusted.conduct import Conduct
 from gemmtune.untrusted.memory import Memory
 from gemmtune.untrusted.repeats import is_from_memory, second_look
@@ -44,6 +45,8 @@ written = float((x.view(120, 360) @ x.view(360, 120)).double().sum())
 def mm(a, b):
     return torch.full((a.shape[0], b.shape[1]), float({factor}))
 """
+ASKS = "1 + len(os.popen('printenv MKL_CBWR').read())"
+"""Question of another program: torch's products have other bits in those that a twin starts."""
 SLY = """
 import gc, os, torch
 seen = []
@@ -282,7 +285,12 @@ def test_bits_that_differ_in_twins_alone_are_torchs_work(tmp_path: Path, monkeyp
     """One of these GEMMs returns what the bits of a product of torch say. Another one has other bits in each process."""
     monkeypatch.setattr("gemmtune.untrusted.twin.SURE_OF", 3)
     found = {}
-    for name, factor in (("by_torch", "1 + written"), ("of_its_own", "1"), ("by_chance", "1 + os.urandom(1)[0]")):
+    for name, factor in (
+        ("by_torch", "1 + written"),
+        ("of_its_own", "1"),
+        ("by_chance", "1 + os.urandom(1)[0]"),
+        ("by_a_program", ASKS),
+    ):
         path = tmp_path / f"{name}.py"
         path.write_text(BITS.format(factor=factor))
         candidate = Candidate(Target(kind="file", path=str(path), name="mm", roots=(str(path),)))
@@ -295,7 +303,7 @@ def test_bits_that_differ_in_twins_alone_are_torchs_work(tmp_path: Path, monkeyp
         assert not candidate.findings
         elsewhere.close()
         candidate.close()
-    assert found == {"by_torch": True, "of_its_own": False, "by_chance": False}
+    assert found == {"by_torch": True, "of_its_own": False, "by_chance": False, "by_a_program": True}
 
 
 def test_a_twin_has_other_products_and_the_same_environment() -> None:

@@ -40,9 +40,12 @@ def _begin(request: Mapping[str, Any], fds: Sequence[int], control: socket.socke
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    folder = request["folder"]
-    os.chdir(folder)
-    os.environ.update(TMPDIR=folder, HOME=folder)
+    os.chdir(request["environment"]["PWD"])
+    for name, value in request["environment"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     tempfile.tempdir = None
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # where memory ends, the system ends the GEMM and not its judge

@@ -17,9 +17,17 @@ globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins 
 MODES: Mapping[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "plain": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode,
 }  # fmt: skip
+TENSOR, STRIDED = torch.Tensor, torch.strided
 _thread = ThreadPoolExecutor(1)
 M_MMAP_THRESHOLD, LARGE_BYTES = -3, 2**17
 """Option of malloc, and bytes from which memory is mapped: large tensors begin 64 bytes into a page, as in a new program."""
+
+
+def copied(x: Any, *, flipped: bool) -> Any:
+    """Return a copy of a tensor, with its columns from the last to the first if it is ``flipped``."""
+    if not isinstance(x, TENSOR) or x.layout != STRIDED:
+        return x
+    return x.clone().copy_(x.flip(-1)) if flipped else x.clone()
 
 
 def in_manner(function: Callable[..., Any], manner: Mapping[str, Any]) -> Callable[..., Any]:
@@ -31,13 +39,8 @@ def in_manner(function: Callable[..., Any], manner: Mapping[str, Any]) -> Callab
     """
     parameter = torch.nn.Parameter
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
-    tensor, threads, set_threads = torch.Tensor, torch.get_num_threads, torch.set_num_threads
+    threads, set_threads = torch.get_num_threads, torch.set_num_threads
     cores, set_cores = os.sched_getaffinity, os.sched_setaffinity
-
-    def copied(x: Any, *, flipped: bool) -> Any:
-        if not isinstance(x, tensor) or x.layout != torch.strided:
-            return x
-        return x.clone().copy_(x.flip(-1)) if flipped else x.clone()
 
     def called(*args: Any, **kwargs: Any) -> Any:
         last = manner["times"] - 1

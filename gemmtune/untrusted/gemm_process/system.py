@@ -22,6 +22,21 @@ STORED = {"signal at the end of its parent": 2, "time-stamp counter": 25, "adopt
 UMASK = re.compile(rb"^Umask:\s*(\w+)", re.MULTILINE)
 
 
+def environment() -> Callable[[], dict[str, tuple[str | None, str | None]]]:
+    """Return a function that says each variable of the environment, as Python and as C have it."""
+    of_python, of_c = os.environ, ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    fsdecode = os.fsdecode
+
+    def said() -> dict[str, tuple[str | None, str | None]]:
+        known, place = dict[str, str](), 0
+        while of_c and (entry := of_c[place]) is not None:
+            name, _, value = fsdecode(entry).partition("=")
+            known[name], place = value, place + 1
+        return {name: (of_python.get(name), known.get(name)) for name in {**of_python, **known}}
+
+    return said
+
+
 def readers() -> dict[str, Callable[[], object]]:
     """Return functions that say each setting. They take all that they use now."""
     prctl, pointer, integer, limit = ctypes.CDLL(None).prctl, ctypes.byref, ctypes.c_int, resource.getrlimit
