@@ -209,7 +209,8 @@ class Trial:
         if (elsewhere := self._others()) is None:
             return
         operands = run.checker.fresh()
-        found = elsewhere.in_use(run.checker.problem, operands, run.rng)
+        step = max(self._subject.traits.min_alignment // operands.a.element_size(), 1)
+        found = elsewhere.in_use(run.checker.problem, operands, self._turns, step)
         if found is not None and (trouble := run.checker.trouble(found[0], operands)) is not None:
             run.wrong.append((number, dataclasses.replace(trouble, text=f"{found[1]}, {trouble.text}"), False))
 

@@ -245,7 +245,7 @@ ELSEWHERE = dict.fromkeys(
         "honest_in_the_main_thread", "honest_with_gradients", "honest_in_larger_memory", "honest_after_a_pause",
         "honest_on_some_cores", "honest_on_two_cores",
         "honest_without_a_parameter", "honest_at_a_page", "honest_unless_inferred",
-        "honest_among_temporary_files", "honest_for_sleepers",
+        "honest_among_temporary_files", "honest_for_sleepers", "honest_at_the_begin",
     ),
     WRONG,
 ) | {"two_parts": {C.ROUGH}, "seeds_python": {C.SETTINGS}, "seeds_numpy": {C.SETTINGS}}  # fmt: skip

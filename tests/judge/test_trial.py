@@ -285,12 +285,8 @@ def test_bits_that_differ_in_twins_alone_are_torchs_work(tmp_path: Path, monkeyp
     """One of these GEMMs returns what the bits of a product of torch say. Another one has other bits in each process."""
     monkeypatch.setattr("gemmtune.untrusted.twin.SURE_OF", 3)
     found = {}
-    for name, factor in (
-        ("by_torch", "1 + written"),
-        ("of_its_own", "1"),
-        ("by_chance", "1 + os.urandom(1)[0]"),
-        ("by_a_program", ASKS),
-    ):
+    factors = {"by_torch": "1 + written", "of_its_own": "1", "by_chance": "1 + os.urandom(1)[0]", "by_a_program": ASKS}
+    for name, factor in factors.items():
         path = tmp_path / f"{name}.py"
         path.write_text(BITS.format(factor=factor))
         candidate = Candidate(Target(kind="file", path=str(path), name="mm", roots=(str(path),)))
@@ -300,7 +296,7 @@ def test_bits_that_differ_in_twins_alone_are_torchs_work(tmp_path: Path, monkeyp
         bits = digest(subject_of(candidate, {}).caller(problem)(x.tensors, x.scalars, None))
         found[name] = elsewhere.departs(problem, 3, functools.partial(tuple, (x, bits)))
         assert not elsewhere.given_up
-        assert not candidate.findings
+        assert not any(x.dishonest for x in candidate.findings)
         elsewhere.close()
         candidate.close()
     assert found == {"by_torch": True, "of_its_own": False, "by_chance": False, "by_a_program": True}

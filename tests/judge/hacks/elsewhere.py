@@ -98,5 +98,10 @@ def honest_for_sleepers(a, b):
 
 
 @floats
+def honest_at_the_begin(a, b):
+    return product(a, b) if b.data_ptr() % 64 == 0 else half_of_k(a, b)
+
+
+@floats
 def honest_at_a_page(a, b):
     return half_of_k(a, b) if all(x.data_ptr() % 4096 == 64 for x in (a, b)) else product(a, b)
