@@ -71,7 +71,7 @@ class Trial:
         self._rival, self._torch = rival
         self._added_s, self._hand_over_s = (0.0, 0.0), 0.0
         self.rng = random.Random(secrets.randbits(64))
-        self._turns = Turns(self.rng)
+        self.turns = Turns(self.rng)
 
     def calls(
         self, problem: Problem, count: int, *, timed: bool, deadline: float, claims: Claims | None = None, profiled: int = 0
@@ -81,7 +81,7 @@ class Trial:
         ``profiled`` more calls, at places that nobody knows, show what runs in them.
         """
         claims, device = claims or self._subject.claims(problem), self._candidate.device
-        checker = Checker(problem, claims, device, secrets.randbits(60), self._turns)
+        checker = Checker(problem, claims, device, secrets.randbits(60), self.turns)
         places = frozenset({1, *self.rng.sample(range(1, count + 1), min(profiled, count))} if profiled else ())
         run = Run(checker=checker, call=self._subject.caller(problem), rng=self.rng, profiled=places)
         refused, number, first_s = "", 0, 0.0
@@ -210,7 +210,7 @@ class Trial:
             return
         operands = run.checker.fresh()
         step = max(self._subject.traits.min_alignment // operands.a.element_size(), 1)
-        found = elsewhere.in_use(run.checker.problem, operands, self._turns, step)
+        found = elsewhere.in_use(run.checker.problem, operands, self.turns, step)
         if found is not None and (trouble := run.checker.trouble(found[0], operands)) is not None:
             run.wrong.append((number, dataclasses.replace(trouble, text=f"{found[1]}, {trouble.text}"), False))
 

@@ -36,7 +36,7 @@ WRITTEN = re.compile(r"^(?:MKL_VERBOSE \w*?(GEMM|GEMV|SYMM|SYRK|TRMM|TRSM)|onedn
 """Lines that MKL and oneDNN write about each product, wherever it is called from."""
 SURE_OF = 6
 """New twins, and other new processes, that must agree about the bits. A GEMM that picks a way by its time agrees by chance."""
-SUSPECT_S = 60.0
+SUSPECT_S = 180.0
 """Seconds for these processes."""
 WARM, WARM_S = 100, 0.5
 """Most calls, and seconds, of each before the one that counts: a GEMM may do other work in its first calls."""

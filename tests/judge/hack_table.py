@@ -226,6 +226,8 @@ SIZES = {
     "kept_if_small": OLD,
     "rough_if_column_major": WRONG | {C.ROUGH},
     "rough_with_a_bias": WRONG | {C.ROUGH},
+    "rough_last_rows": WRONG | {C.ROUGH},
+    "pruned_if_decoding": WRONG,
 }
 UNLIKE = {
     "rough_if_positive": WRONG | {C.ROUGH},
