@@ -14,7 +14,7 @@ KINDS = ("fresh", "fresh", "exact", "fresh", "alike", "fresh", "moved", "left", 
 fresh: new numbers. exact: new numbers whose result is known bit by bit. alike: the numbers of the call before in another order,
 at the same addresses. moved: the same numbers at other addresses. left, right: a new a, or a new b, with the other one as before.
 one: the same numbers with one changed in a and in b. near: the same numbers, each a little larger. related: a or b is a multiple
-of itself or is turned, but for one number.
+of itself or is rolled, but for one number.
 """
 CHANGING = ("alike", "one", "near", "related")
 """Kinds that change the numbers of the call before in their place."""

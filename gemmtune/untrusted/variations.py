@@ -33,7 +33,7 @@ PADDED = 8
 LITTLE, LITTLE_OF_BFLOAT16 = 2.0**-10, 2.0**-8
 """Relative changes of numbers, after which a result that was kept for the earlier ones is wrong."""
 MULTIPLES = (2.0, 0.5, -1.0)
-RELATIONS = ("multiple a", "multiple b", "turned a", "turned b")
+RELATIONS = ("multiple a", "multiple b", "rolled a", "rolled b")
 """Relations of operands to those of the call before."""
 
 
@@ -147,7 +147,7 @@ def one_changed(operands: Operands, rng: random.Random) -> Operands | None:
 
 
 def related(operands: Operands, relation: str, rng: random.Random) -> Operands | None:
-    """Return operands of which one is a multiple of itself, or has its rows or columns in turn, but for one number.
+    """Return operands of which one is a multiple of itself, or has its rows or columns rolled, but for one number.
 
     A result that follows from the earlier one is wrong then. None if floats have a byte, or elements share memory.
     """
@@ -156,7 +156,7 @@ def related(operands: Operands, relation: str, rng: random.Random) -> Operands |
     is_integer = dtype_info(x.dtype).is_integer
     if not x.numel() or overlapping(Layout.of(x)) or (x.dtype.itemsize < 2 and not is_integer):
         return None
-    if is_integer or name == "turned":
+    if is_integer or name == "rolled":
         axis = rng.choice((-1, -2))
         x.copy_(x.roll(rng.randrange(x.shape[axis]), axis))
     else:

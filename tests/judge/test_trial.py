@@ -122,7 +122,7 @@ def test_some_operands_are_special_but_for_a_block() -> None:
     """A look at rows, columns, the diagonal or samples must not tell that a matrix is special, or like another one."""
     checker = Checker(Problem.mm(64, 64, 64, dtype=torch.float32), Claims(accumulate=torch.float32), torch.device("cpu"), 5)
     found = Counter[str]()
-    for _ in range(200):
+    for _ in range(80):
         x = checker.fresh()
         for name, one, other in (("transpose", x.b, x.a.mT), ("zero", x.a, 0 * x.a), ("identity", x.b, torch.eye(64))):
             same = one == other
@@ -283,7 +283,8 @@ def test_bits_of_torch_in_two_processes_are_torchs_work(follows: tuple[bool, ...
 
 def test_bits_that_differ_in_twins_alone_are_torchs_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of these GEMMs returns what the bits of a product of torch say. Another one has other bits in each process."""
-    monkeypatch.setattr("gemmtune.untrusted.twin.SURE_OF", 3)
+    monkeypatch.setattr("gemmtune.untrusted.twin.SURE_OF", 2)
+    monkeypatch.setattr("gemmtune.untrusted.twin.WARM", 1)
     found = {}
     factors = {"by_torch": "1 + written", "of_its_own": "1", "by_chance": "1 + os.urandom(1)[0]", "by_a_program": ASKS}
     for name, factor in factors.items():
