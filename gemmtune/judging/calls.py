@@ -25,10 +25,10 @@ GRACE_S = 5.0
 TIMED_OPS = ("mm", "bmm", "addmm", "baddbmm", "int_mm")
 """Operations for which torch has a function of the same name."""
 SMALL_SIDE, SMALL_MACS = 64, 2**19
-FLAT = (((8, 40), (8, 40), (4096, 12288)), ((1, 4), (200, 1000), (1024, 4096)))
+DEEP, DECODING = ((8, 40), (8, 40), (4096, 12288)), ((1, 4), (200, 1000), (1024, 4096))
 """Ranges of M, N and K of large operands with a small result, which a GEMM may keep without a look at all of them.
 
-The second ones are those of a model that decodes, with a multiple of 64 as K.
+The second ones are those of a model that decodes.
 """
 LARGE_MACS, LARGE_CALLS = 2**26, 3
 """Size and number of the calls with each operation, and each dtype, of which no shape is timed."""
@@ -150,12 +150,11 @@ def _plan(
     small = [(op, dtype, level.small_calls) for dtype in in_turn[:2]]
     fewer = max(level.small_calls // 4, EACH_KIND)
     small += [(x, dtype, fewer) for _ in BATCHES for x in others for dtype in of_op[x][:1]]
-    for number, ranges in enumerate(FLAT):
-        m, n, k = (trial.rng.randint(*sides) for sides in ranges)
-        flat = _case(subject, op, in_turn[0]).changed(m=m, n=n, k=k - k % sizes.TILE * number)
-        yield Planned(case=legal(flat, subject), calls=fewer, profiled=level.profiled)
+    deep, decoding = (_flat(trial, subject, _case(subject, op, in_turn[0]), ranges) for ranges in (DEEP, DECODING))
+    yield Planned(case=deep, calls=fewer, profiled=level.profiled)
     for op_, dtype, calls in small:
         yield Planned(case=drawn(op_, dtype, SMALL_MACS), calls=calls, profiled=level.profiled)
+    yield Planned(case=decoding, calls=EACH_KIND, profiled=level.profiled)
     largest = GPU_MACS if on_gpu else level.largest * PER_M
     for number, dtype in enumerate(in_turn[2:]):
         yield Planned(case=drawn(op, dtype, largest), calls=level.timed_calls, timed=True, profiled=level.profiled)
@@ -193,6 +192,12 @@ def _layouts(subject: Subject, op: str, suite: tuple[Sequence[Case], Sequence[Ca
 def _case(subject: Subject, op: str, dtype: str) -> Case:
     """Return a case of one element."""
     return Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1, bias=(*subject.traits.bias, "n")[0])
+
+
+def _flat(trial: Trial, subject: Subject, case: Case, ranges: Sequence[tuple[int, int]]) -> Case:
+    """Return the case with sizes in these ranges, and a multiple of 64 as K."""
+    m, n, k = (trial.rng.randint(*sides) for sides in ranges)
+    return legal(case.changed(m=m, n=n, k=k // sizes.TILE * sizes.TILE), subject)
 
 
 def _drawn(trial: Trial, subject: Subject, case: Case, macs: int, *, square: bool = False) -> Case:
