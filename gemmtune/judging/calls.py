@@ -25,7 +25,7 @@ GRACE_S = 5.0
 TIMED_OPS = ("mm", "bmm", "addmm", "baddbmm", "int_mm")
 """Operations for which torch has a function of the same name."""
 SMALL_SIDE, SMALL_MACS = 64, 2**19
-DEEP, DECODING = ((8, 40), (8, 40), (4096, 12288)), ((1, 4), (200, 1000), (1024, 4096))
+DEEP, DECODING = (range(8, 41), range(8, 41), range(4096, 12289)), (range(1, 5), range(200, 1001), range(1024, 4097, 64))
 """Ranges of M, N and K of large operands with a small result, which a GEMM may keep without a look at all of them.
 
 The second ones are those of a model that decodes.
@@ -130,10 +130,7 @@ def _plan(
     *,
     on_gpu: bool,
 ) -> Iterator[Planned]:
-    """Yield small shapes of all operations, timed ones of the first, others of sizes that its source names, and large ones.
-
-    Sizes are drawn among those that the GEMM declares.
-    """
+    """Yield small shapes of all operations, timed ones of the first, others of sizes that its source names, and large ones."""
     op, *others = of_op
     layouts = {x: _layouts(subject, x, suite, trial.rng) for x in of_op}
     dtypes = of_op[op]
@@ -150,7 +147,8 @@ def _plan(
     small = [(op, dtype, level.small_calls) for dtype in in_turn[:2]]
     fewer = max(level.small_calls // 4, EACH_KIND)
     small += [(x, dtype, fewer) for _ in BATCHES for x in others for dtype in of_op[x][:1]]
-    deep, decoding = (_flat(trial, subject, _case(subject, op, in_turn[0]), ranges) for ranges in (DEEP, DECODING))
+    flat = [dict(zip("mnk", map(trial.rng.choice, ranges), strict=True)) for ranges in (DEEP, DECODING)]
+    deep, decoding = (legal(_case(subject, op, in_turn[0]).changed(**sides), subject) for sides in flat)
     yield Planned(case=deep, calls=fewer, profiled=level.profiled)
     for op_, dtype, calls in small:
         yield Planned(case=drawn(op_, dtype, SMALL_MACS), calls=calls, profiled=level.profiled)
@@ -192,12 +190,6 @@ def _layouts(subject: Subject, op: str, suite: tuple[Sequence[Case], Sequence[Ca
 def _case(subject: Subject, op: str, dtype: str) -> Case:
     """Return a case of one element."""
     return Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1, bias=(*subject.traits.bias, "n")[0])
-
-
-def _flat(trial: Trial, subject: Subject, case: Case, ranges: Sequence[tuple[int, int]]) -> Case:
-    """Return the case with sizes in these ranges, and a multiple of 64 as K."""
-    m, n, k = (trial.rng.randint(*sides) for sides in ranges)
-    return legal(case.changed(m=m, n=n, k=k // sizes.TILE * sizes.TILE), subject)
 
 
 def _drawn(trial: Trial, subject: Subject, case: Case, macs: int, *, square: bool = False) -> Case:
