@@ -37,6 +37,8 @@ LAYOUTS = (("row", "row"), ("row", "col"), ("col", "row"), ("col", "col"))
 EACH_KIND = 1 + len(KINDS)
 """Number of calls that have each kind of operands."""
 GPU_MACS = 2**36
+TIMED_S = 0.5
+"""Seconds that a timed call on a CPU should take at most, at the least time that a multiplication has taken."""
 NAMED_MACS, NAMED_CALLS = 2**31, 2
 """Size and number of the calls of usual sizes, and of those that the source names."""
 NARROWEST, WIDEST = 0.5, 1.6
@@ -155,7 +157,8 @@ def _plan(
     yield Planned(case=decoding, calls=EACH_KIND, profiled=level.profiled)
     largest = GPU_MACS if on_gpu else level.largest * PER_M
     for number, dtype in enumerate(in_turn[2:]):
-        yield Planned(case=drawn(op, dtype, largest), calls=level.timed_calls, timed=True, profiled=level.profiled)
+        quick = largest if on_gpu else min(largest, max(round(TIMED_S / trial.pace_s), LARGE_MACS))
+        yield Planned(case=drawn(op, dtype, quick), calls=level.timed_calls, timed=True, profiled=level.profiled)
         if number == 0:
             pairs = itertools.zip_longest(sizes.drawn(named, NAMED_MACS, trial.rng), sizes.usual(NAMED_MACS, trial.rng))
             in_turns = (sides for pair in pairs for sides in pair if sides is not None)

@@ -1,6 +1,7 @@
 """Calls of an untrusted GEMM, each with operands that it has not seen, and each with a checked result."""
 
 import dataclasses
+import math
 import random
 import secrets
 import statistics
@@ -72,6 +73,8 @@ class Trial:
         self._added_s, self._hand_over_s = (0.0, 0.0), 0.0
         self.rng = random.Random(secrets.randbits(64))
         self.turns = Turns(self.rng)
+        self.pace_s = math.inf
+        """Least seconds for a multiplication until now."""
 
     def calls(
         self, problem: Problem, count: int, *, timed: bool, deadline: float, claims: Claims | None = None, profiled: int = 0
@@ -171,7 +174,8 @@ class Trial:
         out = self._out(run) if not paired else None
         result = run.call(operands.tensors, operands.scalars, out)
         run.calls += 1
-        own_s = self._time_s(self._candidate)
+        own_s, problem = self._time_s(self._candidate), run.checker.problem
+        self.pace_s = min(self.pace_s, own_s / max(problem.batch * problem.m * problem.n * problem.k, 1))
         trouble = run.checker.trouble(result, operands, expectation)
         bits = digest(result)
         if trouble is not None:
