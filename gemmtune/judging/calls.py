@@ -63,6 +63,8 @@ class Planned:
     profiled: int = 0
     named: bool = False
     """True for usual sizes and those that the source names, whose calls have a time of their own."""
+    sure: bool = False
+    """True for calls that are made even if the time is over."""
 
     @property
     def untimed(self) -> "Planned":
@@ -110,7 +112,7 @@ def timed_calls(
         planned, now = asked, clock.now_s()
         if planned.named:
             of_named = min(of_named, now + level.named_s)
-            if now > of_named:
+            if now > of_named and not planned.sure:
                 continue
         else:
             if now > deadline and asked.key in seen:
@@ -119,19 +121,14 @@ def timed_calls(
                     continue
             seen |= {planned.key, planned.untimed.key}
         problem, until = problem_of(planned.case, kind), of_named if planned.named else deadline + GRACE_S
+        until = math.inf if planned.sure else until
         yield trial.calls(problem, planned.calls, timed=planned.timed, deadline=until, profiled=planned.profiled)
 
 
 def _plan(
-    trial: Trial,
-    subject: Subject,
-    level: Level,
-    of_op: Mapping[str, Sequence[str]],
-    suite: tuple[Sequence[Case], Sequence[Case]],
-    named: Sequence[int],
-    *,
-    on_gpu: bool,
-) -> Iterator[Planned]:
+    trial: Trial, subject: Subject, level: Level, of_op: Mapping[str, Sequence[str]],
+    suite: tuple[Sequence[Case], Sequence[Case]], named: Sequence[int], *, on_gpu: bool,
+) -> Iterator[Planned]:  # fmt: skip
     """Yield small shapes of all operations, timed ones of the first, others of sizes that its source names, and large ones."""
     op, *others = of_op
     layouts = {x: _layouts(subject, x, suite, trial.rng) for x in of_op}
@@ -160,11 +157,10 @@ def _plan(
         quick = largest if on_gpu else min(largest, max(round(TIMED_S / trial.pace_s), LARGE_MACS))
         yield Planned(case=drawn(op, dtype, quick), calls=level.timed_calls, timed=True, profiled=level.profiled)
         if number == 0:
-            pairs = itertools.zip_longest(sizes.drawn(named, NAMED_MACS, trial.rng), sizes.usual(NAMED_MACS, trial.rng))
-            in_turns = (sides for pair in pairs for sides in pair if sides is not None)
-            for m, n, k in itertools.islice(in_turns, level.named_shapes):
-                case = _case(subject, op, trial.rng.choice(dtypes or ["float32"]))
-                yield Planned(case=legal(case.changed(m=m, n=n, k=k), subject), calls=NAMED_CALLS, named=True)
+            for place, (m, n, k) in enumerate(itertools.islice(sizes.in_turns(named, NAMED_MACS, trial.rng), level.named_shapes)):
+                case = legal(_case(subject, op, trial.rng.choice(dtypes or ["float32"])).changed(m=m, n=n, k=k), subject)
+                sure = place < sizes.FIRST and m * n * k * trial.pace_s < level.named_s
+                yield Planned(case=case, calls=NAMED_CALLS, named=True, sure=sure)
     for case in _untimed(subject, of_op, in_turn[2:], lambda op, dtype: drawn(op, dtype, min(largest, LARGE_MACS))):
         yield Planned(case=case, calls=LARGE_CALLS, profiled=level.profiled)
 

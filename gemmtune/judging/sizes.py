@@ -1,5 +1,6 @@
 """Sizes that a GEMM may treat in a way of their own: a model's inputs, numbers that its source names, sizes of benchmarks."""
 
+import itertools
 import random
 import re
 from collections import Counter
@@ -89,6 +90,13 @@ def usual(macs: int, rng: random.Random) -> Iterator[tuple[int, int, int]]:
     for m, n, k in ((1024, 1024, 1024), (few, many, deep), (many, few, deep), (side, side, side), multiples, (2048, 1024, 1024)):
         if m * n * k <= macs:
             yield m, n, k
+
+
+def in_turns(numbers: Sequence[int], macs: int, rng: random.Random) -> Iterator[tuple[int, int, int]]:
+    """Yield the first sizes of a source that names ``numbers``, then its others and usual ones in turn."""
+    of_source = drawn(numbers, macs, rng)
+    yield from itertools.islice(of_source, FIRST)
+    yield from (sides for pair in itertools.zip_longest(of_source, usual(macs, rng)) for sides in pair if sides is not None)
 
 
 def drawn(numbers: Sequence[int], macs: int, rng: random.Random) -> Iterator[tuple[int, int, int]]:
