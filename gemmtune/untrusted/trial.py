@@ -149,7 +149,7 @@ class Trial:
                 run.hidden.append(last.wall_s - own_s - around_s > HIDDEN * own_s + HIDDEN_S)
             if run.twins < MOST_TWINS:
                 self._repeat(run, operands, number)
-        if kind == "fresh" and (timed or number == 1) and run.rng.random() < 0.5:
+        if kind == "fresh" and (number == 1 or (timed and run.rng.random() < 0.5)):
             candidate.place, first = run.rng.choice(PAGES), run.last
             self._called(run, operands, expectation, number)
             run.equal.append(run.last == first)
@@ -245,7 +245,7 @@ class Trial:
         run.ran += [found[2]] * (run.twins > 1)  # in its first call a GEMM may compare itself with torch
         if by_torch != run.of_torch:
             run.follows.append((own, run.last) == (by_torch, run.of_torch))
-        if own != run.last and run.departs is None and not found[2]:
+        if own != run.last and run.departs is None and not (found[2] or run.wrong):
             run.departs = elsewhere.departs(problem, place, lambda: self._bits(run))
 
     def _others(self) -> Elsewhere | None:
