@@ -86,7 +86,8 @@ class First:
         self._changed = self.changes()  # undone, for whoever asks next
         here = os.getcwd()
         path = [entry or here for entry in sys.path]
-        environment: dict[str, str | None] = {name: os.environ.get(name) for name in QUIET} if in_use else {}
+        own = child_environment({})
+        environment: dict[str, str | None] = {name: own.get(name) for name in QUIET} if in_use else {}
         environment |= self._folders() if in_use else folders.alone(self.folder)
         request = {"do": "fork", "environment": environment, "path": path if here in path else [here, *path]}
         with self._lock:

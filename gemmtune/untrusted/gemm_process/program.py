@@ -62,7 +62,7 @@ class Program:
         self._note, self.events = journal.journal([os.path.abspath(root) for root in target["roots"]])
         self._be_silent = wires.wired(self._note, reach.paths()[2])
         self._state = State(self._device)
-        self._environment = system.environment()
+        self._environment = system.environment(os.environ)
         self._variables = self._environment()
         self.check = seal.checker(seal.sealed(_spaces()), self._note)
 

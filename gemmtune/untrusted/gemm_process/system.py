@@ -8,7 +8,7 @@ import functools
 import os
 import re
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
@@ -22,9 +22,9 @@ STORED = {"signal at the end of its parent": 2, "time-stamp counter": 25, "adopt
 UMASK = re.compile(rb"^Umask:\s*(\w+)", re.MULTILINE)
 
 
-def environment() -> Callable[[], dict[str, tuple[str | None, str | None]]]:
-    """Return a function that says each variable of the environment, as Python and as C have it."""
-    of_python, of_c = os.environ, ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+def environment(of_python: Mapping[str, str]) -> Callable[[], dict[str, tuple[str | None, str | None]]]:
+    """Return a function that says each variable of the environment, as Python has it in ``of_python``, and as C has it."""
+    of_c = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
     fsdecode = os.fsdecode
 
     def said() -> dict[str, tuple[str | None, str | None]]:
