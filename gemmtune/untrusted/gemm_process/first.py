@@ -103,9 +103,9 @@ def _status(pid: int) -> int | None:
 
 
 def fork_on_request(control: socket.socket) -> None:
-    """Fork a process for each request until the caller closes the socket or ends."""
+    """Fork a process for each request until the caller closes the socket or ends. Then remove the folders of these processes."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    own, forks = os.getpid(), set[int]()
+    own, forks, homes = os.getpid(), set[int](), list[str]()
     while True:
         data, fds, _, _ = socket.recv_fds(control, 2**16, 3)
         if not data:
@@ -118,6 +118,7 @@ def fork_on_request(control: socket.socket) -> None:
                 _end_children(forks)
             control.send(json.dumps({"status": status}).encode())
             continue
+        homes.append(request["environment"]["HOME"])
         pid = os.fork()
         if not pid:
             try:
@@ -131,6 +132,9 @@ def fork_on_request(control: socket.socket) -> None:
         for fd in fds:
             os.close(fd)
         control.send(json.dumps({"pid": pid}).encode())
+    _end_children()
+    for folder in homes:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def nameless() -> Callable[[], None]:
@@ -148,7 +152,6 @@ def main() -> None:
     folder = os.environ["TMPDIR"]
     server.send(b"ready")
     fork_on_request(server)
-    _end_children()
     shutil.rmtree(folder, ignore_errors=True)
     hidden.clear()
     os._exit(0)
