@@ -13,6 +13,7 @@ from ..conformance.cases.statement import problem_of
 from ..declaration.subject import Subject
 from ..untrusted import clock
 from ..untrusted.candidate import Candidate
+from ..untrusted.kinds import KINDS
 from ..untrusted.shape import Shape
 from ..untrusted.trial import Trial
 from ..untrusted.twin import Elsewhere
@@ -24,13 +25,20 @@ GRACE_S = 5.0
 TIMED_OPS = ("mm", "bmm", "addmm", "baddbmm", "int_mm")
 """Operations for which torch has a function of the same name."""
 SMALL_SIDE, SMALL_MACS = 64, 2**19
-FEW, MANY = (8, 40), (4096, 12288)
-"""Ranges of M and N, and of K, of large operands with a small result, which a GEMM may keep without a look at all of them."""
+DEEP, DECODING = (range(8, 41), range(8, 41), range(4096, 12289)), (range(1, 5), range(200, 1001), range(1024, 4097, 64))
+"""Ranges of M, N and K of large operands with a small result, which a GEMM may keep without a look at all of them.
+
+The second ones are those of a model that decodes.
+"""
 LARGE_MACS, LARGE_CALLS = 2**26, 3
 """Size and number of the calls with each operation, and each dtype, of which no shape is timed."""
 LAYOUTS = (("row", "row"), ("row", "col"), ("col", "row"), ("col", "col"))
 """Layouts of a and b. The small shapes have the first ones, the others have all in turn."""
+EACH_KIND = 1 + len(KINDS)
+"""Number of calls that have each kind of operands."""
 GPU_MACS = 2**36
+TIMED_S = 0.5
+"""Seconds that a timed call on a CPU should take at most, at the least time that a multiplication has taken."""
 NAMED_MACS, NAMED_CALLS = 2**31, 2
 """Size and number of the calls of usual sizes, and of those that the source names."""
 NARROWEST, WIDEST = 0.5, 1.6
@@ -55,6 +63,8 @@ class Planned:
     profiled: int = 0
     named: bool = False
     """True for usual sizes and those that the source names, whose calls have a time of their own."""
+    sure: bool = False
+    """True for calls that are made even if the time is over."""
 
     @property
     def untimed(self) -> "Planned":
@@ -76,8 +86,15 @@ def timed_calls(
     taken: Sequence[Case],
     named: Sequence[int],
     elsewhere: Elsewhere | None,
+    refused: Sequence[Case] = (),
 ) -> Iterator[Shape]:
-    """Yield the calls of each shape. ``taken`` are the cases of the suite that the GEMM took, ``named`` numbers of its source."""
+    """Yield the calls of each shape.
+
+    Args:
+        taken: cases of the suite that the GEMM took.
+        refused: those that it refused.
+        named: numbers of its source.
+    """
     ops, trial = timed_ops(subject), Trial(subject, candidate, rival, elsewhere)
     of_op = {op: tuple(dict.fromkeys(case.dtype for case in taken if case.op == op)) for op in ops}
     floats = [case.dtype for case in taken if case.op != "int_mm"]
@@ -91,11 +108,11 @@ def timed_calls(
         until = clock.now_s() + level.calls_s / 2
         yield trial.calls(problem_of(own, kind), level.timed_calls, timed=True, deadline=until, profiled=level.profiled)
     deadline, of_named, seen = clock.now_s() + level.calls_s, math.inf, set[str]()
-    for asked in _plan(trial, subject, level, of_op, taken, named, on_gpu=kind != "cpu"):
+    for asked in _plan(trial, subject, level, of_op, (taken, refused), named, on_gpu=kind != "cpu"):
         planned, now = asked, clock.now_s()
         if planned.named:
             of_named = min(of_named, now + level.named_s)
-            if now > of_named:
+            if now > of_named and not planned.sure:
                 continue
         else:
             if now > deadline and asked.key in seen:
@@ -104,25 +121,17 @@ def timed_calls(
                     continue
             seen |= {planned.key, planned.untimed.key}
         problem, until = problem_of(planned.case, kind), of_named if planned.named else deadline + GRACE_S
+        until = math.inf if planned.sure else until
         yield trial.calls(problem, planned.calls, timed=planned.timed, deadline=until, profiled=planned.profiled)
 
 
 def _plan(
-    trial: Trial,
-    subject: Subject,
-    level: Level,
-    of_op: Mapping[str, Sequence[str]],
-    taken: Sequence[Case],
-    named: Sequence[int],
-    *,
-    on_gpu: bool,
-) -> Iterator[Planned]:
-    """Yield small shapes of all operations, timed ones of the first, others of sizes that its source names, and large ones.
-
-    Sizes are drawn among those that the GEMM declares.
-    """
+    trial: Trial, subject: Subject, level: Level, of_op: Mapping[str, Sequence[str]],
+    suite: tuple[Sequence[Case], Sequence[Case]], named: Sequence[int], *, on_gpu: bool,
+) -> Iterator[Planned]:  # fmt: skip
+    """Yield small shapes of all operations, timed ones of the first, others of sizes that its source names, and large ones."""
     op, *others = of_op
-    layouts = {x: _layouts([case for case in taken if case.op == x], trial.rng) for x in of_op}
+    layouts = {x: _layouts(subject, x, suite, trial.rng) for x in of_op}
     dtypes = of_op[op]
     turns = Counter[str]()
 
@@ -135,21 +144,23 @@ def _plan(
 
     in_turn = [dtypes[number % len(dtypes)] if dtypes else "float32" for number in range(2 + level.shapes)]
     small = [(op, dtype, level.small_calls) for dtype in in_turn[:2]]
-    small += [(x, dtype, level.small_calls // 4) for _ in BATCHES for x in others for dtype in of_op[x][:1]]
-    m, n, k = (trial.rng.randint(*sides) for sides in (FEW, FEW, MANY))
-    deep = legal(_case(subject, op, in_turn[0]).changed(m=m, n=n, k=k), subject)
-    yield Planned(case=deep, calls=level.small_calls // 4, profiled=level.profiled)
+    fewer = max(level.small_calls // 4, EACH_KIND)
+    small += [(x, dtype, fewer) for _ in BATCHES for x in others for dtype in of_op[x][:1]]
+    flat = [dict(zip("mnk", map(trial.rng.choice, ranges), strict=True)) for ranges in (DEEP, DECODING)]
+    deep, decoding = (legal(_case(subject, op, in_turn[0]).changed(**sides), subject) for sides in flat)
+    yield Planned(case=deep, calls=fewer, profiled=level.profiled)
     for op_, dtype, calls in small:
         yield Planned(case=drawn(op_, dtype, SMALL_MACS), calls=calls, profiled=level.profiled)
+    yield Planned(case=decoding, calls=EACH_KIND, profiled=level.profiled)
     largest = GPU_MACS if on_gpu else level.largest * PER_M
     for number, dtype in enumerate(in_turn[2:]):
-        yield Planned(case=drawn(op, dtype, largest), calls=level.timed_calls, timed=True, profiled=level.profiled)
+        quick = largest if on_gpu else min(largest, max(round(TIMED_S / trial.pace_s), LARGE_MACS))
+        yield Planned(case=drawn(op, dtype, quick), calls=level.timed_calls, timed=True, profiled=level.profiled)
         if number == 0:
-            pairs = itertools.zip_longest(sizes.drawn(named, NAMED_MACS, trial.rng), sizes.usual(NAMED_MACS, trial.rng))
-            in_turns = (sides for pair in pairs for sides in pair if sides is not None)
-            for m, n, k in itertools.islice(in_turns, level.named_shapes):
-                case = _case(subject, op, trial.rng.choice(dtypes or ["float32"]))
-                yield Planned(case=legal(case.changed(m=m, n=n, k=k), subject), calls=NAMED_CALLS, named=True)
+            for place, (m, n, k) in enumerate(itertools.islice(sizes.in_turns(named, NAMED_MACS, trial.rng), level.named_shapes)):
+                case = legal(_case(subject, op, trial.rng.choice(dtypes or ["float32"])).changed(m=m, n=n, k=k), subject)
+                sure = place < sizes.FIRST and m * n * k * trial.pace_s < level.named_s
+                yield Planned(case=case, calls=NAMED_CALLS, named=True, sure=sure)
     for case in _untimed(subject, of_op, in_turn[2:], lambda op, dtype: drawn(op, dtype, min(largest, LARGE_MACS))):
         yield Planned(case=case, calls=LARGE_CALLS, profiled=level.profiled)
 
@@ -167,10 +178,12 @@ def _untimed(
             yield from (case.changed(a=a, b=b) for a, b in LAYOUTS[1:3])
 
 
-def _layouts(taken: Sequence[Case], rng: random.Random) -> list[tuple[str, str]]:
-    """Return the layouts of both operands among those that the GEMM took, in the order of the shapes."""
+def _layouts(subject: Subject, op: str, suite: tuple[Sequence[Case], Sequence[Case]], rng: random.Random) -> list[tuple[str, str]]:
+    """Return the layouts of both operands in the order of the shapes: those that the GEMM took, and first one that is unknown."""
+    taken, refused = ([case for case in cases if case.op == op] for cases in suite)
     found = [(a, b) for a, b in LAYOUTS if a in {"row", *(x.a for x in taken)} and b in {"row", *(x.b for x in taken)}]
-    return found[:2] + rng.sample(found, len(found))
+    unknown = "col" in (subject.traits.layouts or ("col",)) and not any(x.b == "col" for x in (*taken, *refused))
+    return (list(LAYOUTS[:2]) if unknown else found[:2]) + rng.sample(found, len(found))
 
 
 def _case(subject: Subject, op: str, dtype: str) -> Case:
@@ -185,6 +198,7 @@ def _drawn(trial: Trial, subject: Subject, case: Case, macs: int, *, square: boo
     sides = [max(least, round(side * rng.uniform(NARROWEST, WIDEST)), 1) for least in traits.least]
     while math.prod(sides) > macs:
         sides[rng.randrange(3)] //= 2
+    sides = sizes.with_tails(sides, trial.turns)
     return legal(case.changed(m=sides[0], n=sides[0 if square else 1], k=sides[0 if square else 2]), subject)
 
 

@@ -40,7 +40,7 @@ LEVELS: Mapping[str, Level] = MappingProxyType({
         profiled=2,
     ),
     "normal": Level(
-        cases=160, values_s=15, small_calls=300, shapes=4, named_shapes=48, named_s=6, timed_calls=40, calls_s=22, largest=600,
+        cases=160, values_s=15, small_calls=220, shapes=4, named_shapes=48, named_s=6, timed_calls=40, calls_s=22, largest=600,
         profiled=3,
     ),
     "full": Level(

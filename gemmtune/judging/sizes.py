@@ -1,12 +1,15 @@
 """Sizes that a GEMM may treat in a way of their own: a model's inputs, numbers that its source names, sizes of benchmarks."""
 
+import itertools
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..conformance.cases.case import Case
 from ..declaration.labels import DTYPES
+from ..untrusted.turns import Turns
 
 MOST_MACS, MOST_ON_CPU, MOST_ON_GPU = 2**36, 2**26, 2**28
 """Largest number of multiplications, and of elements of the result, of a model's own inputs."""
@@ -16,7 +19,9 @@ COMPARED = re.compile(r"[=!<>]=|%|\bin\b|(?<!<)<(?!<)|(?<![->])>(?!>)")
 """Lines that compare something."""
 SIZES, MORE = range(2, 2**15), 4
 """Numbers that may be sizes, and how often those count that the source compares with something."""
-NEIGHBOURS, MOST_TRIES = 3, 8
+FIRST, NEIGHBOURS, MOST_TRIES = 2, 3, 8
+TILE, TAILS = 64, (("1", "2", "3", "any"), ("1", "any", "-1", "any"), ("any", "1", "-1", "any"))
+"""Size of a tile, or a multiple of it, and elements of the last tile of M, N and K, which shapes have in turn."""
 MOST_FILES, MOST_CHARS = 50, 2**20
 
 
@@ -33,6 +38,14 @@ def of_inputs(inputs: object, device_type: str) -> Case | None:
     if count * m * n * k > MOST_MACS or count * m * n > (MOST_ON_CPU if device_type == "cpu" else MOST_ON_GPU):
         return None
     return Case(property_name="bound", op="bmm" if batch else "mm", dtype=dtype, m=m, n=n, k=k, batch=count)
+
+
+def with_tails(sides: Sequence[int], turns: Turns) -> list[int]:
+    """Return M, N and K a little changed: a few elements more or less than whole tiles, if they have tiles."""
+    if min(sides) <= 2 * TILE:
+        return [*sides]
+    tails = zip(sides, map(turns.next, TAILS), strict=True)
+    return [size if tail == "any" else size // TILE * TILE + int(tail) for size, tail in tails]
 
 
 def named_in(roots: Sequence[str]) -> list[int]:
@@ -71,19 +84,31 @@ def usual(macs: int, rng: random.Random) -> Iterator[tuple[int, int, int]]:
 
     Few rows or columns have 10 million elements or more beside them: large operands may be treated in a way of their own.
     """
-    side = rng.randint(700, 1300)
+    side = TILE * rng.randint(11, 20) + rng.choice((1, 2, 3))
     multiples = (256 * rng.randint(3, 5), 256 * rng.randint(3, 5), 256 * rng.randint(3, 5))
-    few, many, deep = rng.randint(1, 4), rng.randint(2500, 4000), rng.randint(4096, 6000)
-    rows = rng.choice(((few, many, deep), (many, few, deep)))
-    for m, n, k in ((1024, 1024, 1024), rows, (side, side, side), multiples, (2048, 1024, 1024)):
+    few, many, deep = rng.randint(1, 4), rng.randint(2500, 4000), TILE * rng.randint(64, 93)
+    for m, n, k in ((1024, 1024, 1024), (few, many, deep), (many, few, deep), (side, side, side), multiples, (2048, 1024, 1024)):
         if m * n * k <= macs:
             yield m, n, k
 
 
+def in_turns(numbers: Sequence[int], macs: int, rng: random.Random) -> Iterator[tuple[int, int, int]]:
+    """Yield the first sizes of a source that names ``numbers``, then its others and usual ones in turn."""
+    of_source = drawn(numbers, macs, rng)
+    yield from itertools.islice(of_source, FIRST)
+    yield from (sides for pair in itertools.zip_longest(of_source, usual(macs, rng)) for sides in pair if sides is not None)
+
+
 def drawn(numbers: Sequence[int], macs: int, rng: random.Random) -> Iterator[tuple[int, int, int]]:
-    """Yield M, N and K of at most ``macs`` multiplications: one number for all, or numbers that the source names together."""
+    """Yield M, N and K of at most ``macs`` multiplications: one number for all, or numbers that the source names together.
+
+    Cubes of the numbers that stand most often, as those do that are compared with sizes, come first.
+    """
     seen: set[tuple[int, int, int]] = set()
     tries = 0
+    for number, _ in Counter(x for x in numbers if x**3 <= macs).most_common(FIRST):
+        seen.add(cube := (number, number, number))
+        yield cube
     while numbers and tries < MOST_TRIES:
         at = rng.randrange(len(numbers))
         near = numbers[max(at - NEIGHBOURS, 0) : at + NEIGHBOURS + 1]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..conformance.bench.outcome import CaseStatus
 from ..declaration.subject import Subject
 from ..declaration.traits import Traits
 from ..device import detect
@@ -216,8 +217,8 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options, named: 
     has_twin = on_cpu and not subject.traits.calls_torch and tells()
     elsewhere = Elsewhere(candidate, options.declared, has_twin=has_twin, sandbox=sandbox, timeout_s=timeout_s) if on_cpu else None
     try:
-        taken = [x.case for x in values.executed]
-        shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, taken, named, elsewhere))
+        taken, refused = [x.case for x in values.executed], [x.case for x in values.outcomes if x.status is CaseStatus.REFUSED]
+        shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, taken, named, elsewhere, refused))
     finally:
         if elsewhere is not None:
             elsewhere.close()

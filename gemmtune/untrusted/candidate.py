@@ -3,8 +3,8 @@
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 import torch
@@ -16,8 +16,9 @@ from ..foreign import parse_json, shown, visible
 from ..workers.pipe import GarbledError
 from . import clock
 from .between import Between
-from .conduct import EVENTS, OF_NUMBERS, Conduct, Finding, Record
-from .memory import Memory
+from .clock import Reading
+from .conduct import EVENTS, OF_OTHERS, Conduct, Finding, Record
+from .memory import Memory, Placed
 from .process import Fork, changes_of_first, end_first
 from .standing import restore, standing
 from .target import NOTHING, TORCH, Target
@@ -56,16 +57,6 @@ class Killed(CandidateEnded):
 
 class RemoteError(RuntimeError):
     """Error that a GEMM raised in its process."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """Clock of the latest call: from the moment when its operands were handed over until its result was read."""
-
-    wall_s: float = 0.0
-    cpu_s: float = 0.0
-    device_us: float = 0.0
-    """Time between two events of the GEMM's stream, as its process reports it, or 0 on a CPU."""
 
 
 class Candidate:
@@ -121,7 +112,7 @@ class Candidate:
             self.note(kind, how.splitlines()[0])
         self.stop()
         self._between.begin()
-        self._fork = Fork(self._memory.fd, **self._of_first)
+        self._fork = Fork(self._memory.fd, **self._of_first, in_use=self.manner is not None)
         question = {
             "do": "open", "device": str(self.device), "bytes": self._memory.size, "handle": self._memory.handle(),
             "twin": self.is_twin, "ops": (*OPS, NOTHING) if self.target is TORCH else OPS,
@@ -181,18 +172,22 @@ class Candidate:
         self._stop_clock(answer)
         self.slowest_s = max(self.slowest_s, self.last.wall_s)
         self._between.deliver(self._fork)
-        for storage in placed.values():
-            if storage.own.data_ptr() != base(out) and storage.changed():
-                self.note(Conduct.INPUTS)
-                storage.own.copy_(storage.copy)
-            if storage.overrun():
-                self.note(Conduct.INPUTS, "it writes behind the end of one")
+        self._put_back(placed.values(), base(out))
         for word, kind in AS_BEFORE.items() if isinstance(result, torch.Tensor) else ():
             if answer.get(word):
                 self.note(kind)
         ran = answer.get("ran")
         self.ran = ran if isinstance(ran, dict) else {}
         return result
+
+    def _put_back(self, operands: Iterable[Placed], out: int) -> None:
+        """Note operands but ``out`` that the GEMM has changed, and put the numbers back."""
+        for storage in operands:
+            if storage.own.data_ptr() != out and storage.changed():
+                self.note(Conduct.INPUTS)
+                storage.own.copy_(storage.copy)
+            if storage.overrun():
+                self.note(Conduct.INPUTS, "it writes behind the end of one")
 
     def changes(self) -> list[str]:
         """Return how the priorities and cores of the process, and of its parent, were changed since the last call. Undo that."""
@@ -213,7 +208,7 @@ class Candidate:
             self.note(Conduct.SETTINGS, f"{name} from {values[0]} to {values[1]}" if isinstance(values, list) else str(name))
         for kind, words in ((Conduct.REPLACED, replaced), (Conduct.ENVIRONMENT, environment)):
             for word in map(str, words if isinstance(words, list) else ()):
-                self.note(Conduct.SETTINGS if kind is Conduct.ENVIRONMENT and OF_NUMBERS.search(word) else kind, word)
+                self.note(Conduct.SETTINGS if kind is Conduct.ENVIRONMENT and OF_OTHERS.search(word) else kind, word)
         if (now := standing()) != self._standing:
             self.note(Conduct.REACHES, f"{OTHERS} the process that calls it, from {self._standing} to {now}")
             restore(self._standing)

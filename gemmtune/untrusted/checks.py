@@ -23,6 +23,7 @@ from ..numerics.reference import Reference, Region, as_batches, reference
 from ..problem import Layout, Problem
 from ..problem.dtypes import dtype_info
 from .rounded import rounded_to
+from .turns import Turns
 from .variations import structure
 
 WHOLE_MACS = 2**18
@@ -58,15 +59,21 @@ class Trouble:
 
 
 class Checker:
-    """Maker of operands for one problem and judge of its results. ``seed`` is known to nobody else."""
+    """Maker of operands for one problem and judge of its results.
 
-    def __init__(self, problem: Problem, claims: Claims, device: torch.device, seed: int) -> None:
+    Args:
+        seed: known to nobody else.
+        turns: draws that further problems go on with.
+    """
+
+    def __init__(self, problem: Problem, claims: Claims, device: torch.device, seed: int, turns: Turns | None = None) -> None:
         self.problem = problem
         self._claims = claims
         self._probes = Probes(problem, device, seed=seed)
         self._extra = self._probes.extra()
         self._judge = Judge(problem, claims, self._extra)
-        self._random, self._specials, self._drawn = random.Random(seed), list[str](), 0
+        self._random, self._drawn = random.Random(seed), 0
+        self.turns = turns or Turns(self._random)
         self._generator = torch.Generator(device=device).manual_seed(seed)
 
     def fresh(self) -> Operands:
@@ -75,7 +82,7 @@ class Checker:
         plain = not (problem.scales or problem.encoding or problem.widens_b or problem.sparsity is not None)
         if plain and not any(overlapping(Layout.of(x)) for x in (operands.a, operands.b)):
             self._drawn += 1
-            structure(operands.a, operands.b, self._random, self._specials, sure=self._drawn == SURELY)
+            structure(operands.a, operands.b, self._random, self.turns, is_special=self._drawn == SURELY)
         return self.given(operands)
 
     def given(self, operands: Operands) -> Operands:

@@ -1,8 +1,20 @@
-"""Clock of a judgement. It stands still while processes are made, whose imports may compile for long."""
+"""Clocks of a judgement and of a call. The former stands still while processes are made: an import may compile for long."""
 
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Clock of the latest call: from the moment when its operands were handed over until its result was read."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    device_us: float = 0.0
+    """Time between two events of the GEMM's stream, as its process reports it, or 0 on a CPU."""
+
 
 _stood: list[float] = [0.0]
 _begun: list[float] = []

@@ -44,8 +44,8 @@ class Conduct(StrEnum):
 
 
 NOTED = frozenset({Conduct.WRITES, Conduct.STARTS, Conduct.ENVIRONMENT, Conduct.THREADS, Conduct.MEMORY})
-OF_NUMBERS = re.compile(r"FPMATH|TF32|CBWR|_ISA$|FAST_?MATH|REDUCED_PRECISION")
-"""Names in the environment by which libraries that read them later compute in another way."""
+OF_OTHERS = re.compile(r"FPMATH|TF32|CBWR|_ISA$|FAST_?MATH|REDUCED_PRECISION|^(LD_PRELOAD|LD_AUDIT|PYTHONSTARTUP|BASH_ENV)$")
+"""Names in the environment by which libraries that read them later compute in another way, or programs run other code."""
 EVENTS = {
     "looks": Conduct.LOOKS, "writes": Conduct.WRITES, "starts": Conduct.STARTS, "replaces": Conduct.REPLACED,
     "reaches": Conduct.REACHES, "lazy": Conduct.LAZY, "torch": Conduct.TORCH,

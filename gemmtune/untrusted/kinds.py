@@ -6,15 +6,29 @@ import random
 from ..numerics.expectation import Expectation
 from ..numerics.operands import Operands
 from .checks import Checker
-from .variations import alike, nearby, one_changed
+from .variations import RELATIONS, alike, nearby, one_changed, related
 
-KINDS = ("fresh", "fresh", "exact", "fresh", "alike", "fresh", "moved", "left", "fresh", "right", "one", "near")
-"""Kinds of calls. They come in another order each time.
+KINDS = ("fresh", "fresh", "exact", "fresh", "alike", "fresh", "moved", "left", "fresh", "right", "one", "near", "related")
+"""Kinds of calls. They come in another order each time, but the call after an exact one is fresh: others change the call before.
 
 fresh: new numbers. exact: new numbers whose result is known bit by bit. alike: the numbers of the call before in another order,
 at the same addresses. moved: the same numbers at other addresses. left, right: a new a, or a new b, with the other one as before.
-one: the same numbers with one changed in a and in b. near: the same numbers, each a little larger.
+one: the same numbers with one changed in a and in b. near: the same numbers, each a little larger. related: a or b is a multiple
+of itself or is rolled, but for one number.
 """
+CHANGING = ("alike", "one", "near", "related")
+"""Kinds that change the numbers of the call before in their place."""
+
+
+def order(count: int, rng: random.Random) -> list[str]:
+    """Return the kinds of so many calls."""
+    kinds = ["fresh", "fresh"]  # an earlier result is wrong for the second call, too
+    while len(kinds) < count:
+        drawn = rng.sample(KINDS, len(KINDS))
+        drawn.remove("fresh")
+        place = drawn.index("exact") + 1
+        kinds += [*drawn[:place], "fresh", *drawn[place:]]
+    return kinds[:count]
 
 
 def operands_of(kind: str, kept: Operands | None, checker: Checker, rng: random.Random) -> tuple[Operands, Expectation | None]:
@@ -30,6 +44,8 @@ def operands_of(kind: str, kept: Operands | None, checker: Checker, rng: random.
         return one_changed(kept, rng) or checker.fresh(), None
     if kind == "near":
         return nearby(kept) or one_changed(kept, rng) or checker.fresh(), None
+    if kind == "related":
+        return related(kept, checker.turns.next(RELATIONS), rng) or checker.fresh(), None
     if kind == "left":
         return dataclasses.replace(kept, a=checker.fresh().a), None
     return (dataclasses.replace(kept, b=checker.fresh().b) if kind == "right" else kept), None

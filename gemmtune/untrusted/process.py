@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import UnavailableError
@@ -19,6 +20,7 @@ from ..settings import child_environment
 from ..timing.cores import clock_s, parent_of, started_by, tree
 from ..workers.pipe import Pipe
 from ..workers.worker import START_TIMEOUT_S
+from . import folders
 from .sandbox import sandboxed, why_not_started
 from .standing import Of, Standings
 
@@ -58,6 +60,7 @@ class First:
         self._standings, self._changed = Standings(), list[tuple[Of, Of]]()
         self._lock = threading.Lock()
         self.forks: set[int] = set()  # ended ones too
+        self._homes: list[Path] = []
         with errors:
             if not self._is_ready():
                 self.close()
@@ -75,18 +78,32 @@ class First:
         found, self._changed = self._changed, []
         return found
 
-    def fork(self, fds: list[int]) -> int:
-        """Return the process id of a new fork, which gets these files: its pipe, its memory and its output."""
+    def fork(self, fds: list[int], *, in_use: bool = False) -> int:
+        """Return the process id of a new fork, which gets these files: its pipe, its memory and its output.
+
+        One ``in_use`` has nothing of ours in its environment, and works in another folder than that for temporary files.
+        """
         self._changed = self.changes()  # undone, for whoever asks next
         here = os.getcwd()
         path = [entry or here for entry in sys.path]
-        folder = tempfile.mkdtemp(dir=self.folder)
-        request = {"do": "fork", "folder": folder, "path": path if here in path else [here, *path]}
+        own = child_environment({})
+        environment: dict[str, str | None] = {name: own.get(name) for name in QUIET} if in_use else {}
+        environment |= self._folders() if in_use else folders.alone(self.folder)
+        request = {"do": "fork", "environment": environment, "path": path if here in path else [here, *path]}
         with self._lock:
             socket.send_fds(self._control, [json.dumps(request).encode()], fds)
             pid = int(json.loads(self._said(START_TIMEOUT_S))["pid"])
         self.forks.add(pid := self._outer(pid) if self._sandbox else pid)
         return pid
+
+    def _folders(self) -> Mapping[str, str]:
+        """Return the folders of a process in use. In a sandbox only those of ours can be written."""
+        if not self._sandbox:
+            with contextlib.suppress(OSError):
+                found = folders.as_in_use()
+                self._homes.append(Path(found["HOME"]))
+                return found
+        return folders.alone(self.folder)
 
     def status(self, pid: int) -> int | None:
         """Return how a fork ended, as ``os.wait`` has it, or None if it runs or has been asked for before."""
@@ -106,7 +123,8 @@ class First:
         except subprocess.TimeoutExpired:
             _kill_all(self._process.pid)
             self._process.wait()
-        _emptied(self.folder)
+        for folder in (*self._homes, self.folder):
+            folders.emptied(folder)
 
     def _is_ready(self) -> bool:
         try:
@@ -141,14 +159,6 @@ def _names(pid: int) -> list[int]:
             if line.startswith("NSpid:"):
                 return [int(word) for word in line.split()[1:]]
     return []
-
-
-def _emptied(folder: Path) -> None:
-    for path in sorted(folder.rglob("*"), reverse=True):
-        with contextlib.suppress(OSError):
-            path.unlink() if path.is_symlink() or not path.is_dir() else path.rmdir()
-    with contextlib.suppress(OSError):
-        folder.rmdir()
 
 
 _firsts: dict[tuple[bool, bool], First] = {}
@@ -188,12 +198,12 @@ atexit.register(close_all)
 class Fork:
     """Process of one GEMM, with its pipe and its output."""
 
-    def __init__(self, memory: int, *, gpu: bool, sandbox: bool) -> None:
+    def __init__(self, memory: int, *, gpu: bool, sandbox: bool, in_use: bool = False) -> None:
         self._first = first(gpu=gpu, sandbox=sandbox)
         own, theirs = socket.socketpair()
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         with theirs:
-            self.pid = self._first.fork([theirs.fileno(), memory, self.output.fileno()])
+            self.pid = self._first.fork([theirs.fileno(), memory, self.output.fileno()], in_use=in_use)
         self._pidfd = os.pidfd_open(self.pid)
         self._parent = parent_of(self.pid)
         self._standings = Standings()

@@ -1,6 +1,7 @@
 """Calls of an untrusted GEMM, each with operands that it has not seen, and each with a checked result."""
 
 import dataclasses
+import math
 import random
 import secrets
 import statistics
@@ -15,14 +16,16 @@ from ..numerics.operands import Operands
 from ..problem import Problem
 from ..timing.timer import median_margin
 from . import clock
-from .candidate import OTHERS, Candidate, CandidateEnded, Reading, RemoteError
+from .candidate import OTHERS, Candidate, CandidateEnded, RemoteError
 from .checks import Checker, Trouble, is_constant
+from .clock import Reading
 from .conduct import Conduct
-from .kinds import KINDS, operands_of
+from .kinds import CHANGING, operands_of, order
 from .memory import POISON
 from .repeats import is_from_memory, second_look
 from .run import Run
 from .shape import Shape
+from .turns import Turns
 from .twin import Elsewhere, digest
 from .variations import cancelling
 
@@ -69,6 +72,9 @@ class Trial:
         self._rival, self._torch = rival
         self._added_s, self._hand_over_s = (0.0, 0.0), 0.0
         self.rng = random.Random(secrets.randbits(64))
+        self.turns = Turns(self.rng)
+        self.pace_s = math.inf
+        """Least seconds for a multiplication until now."""
 
     def calls(
         self, problem: Problem, count: int, *, timed: bool, deadline: float, claims: Claims | None = None, profiled: int = 0
@@ -77,7 +83,8 @@ class Trial:
 
         ``profiled`` more calls, at places that nobody knows, show what runs in them.
         """
-        checker = Checker(problem, claims or self._subject.claims(problem), self._candidate.device, secrets.randbits(60))
+        claims, device = claims or self._subject.claims(problem), self._candidate.device
+        checker = Checker(problem, claims, device, secrets.randbits(60), self.turns)
         places = frozenset({1, *self.rng.sample(range(1, count + 1), min(profiled, count))} if profiled else ())
         run = Run(checker=checker, call=self._subject.caller(problem), rng=self.rng, profiled=places)
         refused, number, first_s = "", 0, 0.0
@@ -88,7 +95,7 @@ class Trial:
             if timed and self._candidate.device.type != "cpu":
                 self._added_s, self._hand_over_s = self._of_a_call(run)
             with self._subject.conditions(problem):
-                for number, kind in enumerate(self._order(count), 1):
+                for number, kind in enumerate(order(count, self.rng), 1):
                     kept = self._step(run, kind, kept, number, timed=timed)
                     first_s = first_s or self._candidate.last.wall_s
                     if len(run.wrong) >= MOST_WRONG or (number >= least and clock.now_s() > deadline):
@@ -119,16 +126,10 @@ class Trial:
         for process in (self._candidate, self._torch):
             process.reserve(operand_bytes, result_bytes)
 
-    def _order(self, count: int) -> list[str]:
-        kinds: list[str] = ["fresh"]
-        while len(kinds) < count:
-            kinds += self.rng.sample(KINDS, len(KINDS))
-        return kinds[:count]
-
     def _step(self, run: Run, kind: str, kept: Operands | None, number: int, *, timed: bool) -> Operands:
         """Make one call, check its result and return its operands."""
         operands, expectation = operands_of(kind, kept, run.checker, run.rng)
-        run.numbers += (new := kept is not operands or kind in ("alike", "one", "near"))
+        run.numbers += (new := kept is not operands or kind in CHANGING)
         run.current = run.numbers if new else run.of_kept
         if expectation is None:
             run.of_kept = run.current
@@ -148,7 +149,7 @@ class Trial:
                 run.hidden.append(last.wall_s - own_s - around_s > HIDDEN * own_s + HIDDEN_S)
             if run.twins < MOST_TWINS:
                 self._repeat(run, operands, number)
-        if kind == "fresh" and (timed or number == 1) and run.rng.random() < 0.5:
+        if kind == "fresh" and (number == 1 or (timed and run.rng.random() < 0.5)):
             candidate.place, first = run.rng.choice(PAGES), run.last
             self._called(run, operands, expectation, number)
             run.equal.append(run.last == first)
@@ -173,7 +174,8 @@ class Trial:
         out = self._out(run) if not paired else None
         result = run.call(operands.tensors, operands.scalars, out)
         run.calls += 1
-        own_s = self._time_s(self._candidate)
+        own_s, problem = self._time_s(self._candidate), run.checker.problem
+        self.pace_s = min(self.pace_s, own_s / max(problem.batch * problem.m * problem.n * problem.k, 1))
         trouble = run.checker.trouble(result, operands, expectation)
         bits = digest(result)
         if trouble is not None:
@@ -211,7 +213,8 @@ class Trial:
         if (elsewhere := self._others()) is None:
             return
         operands = run.checker.fresh()
-        found = elsewhere.in_use(run.checker.problem, operands, run.rng)
+        step = max(self._subject.traits.min_alignment // operands.a.element_size(), 1)
+        found = elsewhere.in_use(run.checker.problem, operands, self.turns, step)
         if found is not None and (trouble := run.checker.trouble(found[0], operands)) is not None:
             run.wrong.append((number, dataclasses.replace(trouble, text=f"{found[1]}, {trouble.text}"), False))
 
@@ -242,7 +245,7 @@ class Trial:
         run.ran += [found[2]] * (run.twins > 1)  # in its first call a GEMM may compare itself with torch
         if by_torch != run.of_torch:
             run.follows.append((own, run.last) == (by_torch, run.of_torch))
-        if own != run.last and run.departs is None and not found[2]:
+        if own != run.last and run.departs is None and not (found[2] or run.wrong):
             run.departs = elsewhere.departs(problem, place, lambda: self._bits(run))
 
     def _others(self) -> Elsewhere | None:

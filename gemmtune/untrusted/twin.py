@@ -7,7 +7,6 @@ matter from where, by which function, in what type, or if it hides when it is ob
 import functools
 import hashlib
 import os
-import random
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -21,18 +20,23 @@ from ..numerics.operands import Operands
 from ..problem import Problem
 from .candidate import Candidate, CandidateEnded, RemoteError
 from .subject import rival, subject_of
+from .turns import Turns
 
 MODES = ("plain", "no_grad", "inference", "inference")
 """Modes of torch in which programs call a GEMM."""
 FAILURES = (SubjectError, RemoteError, CandidateEnded, Impossible)
 """Errors of a GEMM in another process."""
-OFTEN, MOST_TIMES = 0.6, 3
-"""Share of the calls in another thread than the main one, on one core, and with a parameter. Most calls without a pause."""
+MAIN = "the main thread"
+TIMES, OFFSETS = ("1", "2", "3"), ("0", "1", "0", "3", "0", "8")
+"""Calls without a pause, and multiples of the step at which operands begin inside of their memory."""
+THREADS = ("another thread",) * 3 + (MAIN,) * 2
+CORES, PARAMETERS = ("one core",) * 3 + ("",) * 2, ("b is a parameter",) * 3 + ("",) * 2
+"""Words for the thread, the cores and the last argument of a call, each as often as it comes."""
 WRITTEN = re.compile(r"^(?:MKL_VERBOSE \w*?(GEMM|GEMV|SYMM|SYRK|TRMM|TRSM)|onednn_verbose,.*,exec,cpu,(\w+))", re.MULTILINE)
 """Lines that MKL and oneDNN write about each product, wherever it is called from."""
 SURE_OF = 6
 """New twins, and other new processes, that must agree about the bits. A GEMM that picks a way by its time agrees by chance."""
-SUSPECT_S = 60.0
+SUSPECT_S = 180.0
 """Seconds for these processes."""
 WARM, WARM_S = 100, 0.5
 """Most calls, and seconds, of each before the one that counts: a GEMM may do other work in its first calls."""
@@ -97,31 +101,36 @@ class Elsewhere:
         self._in_use: _Again | None = _Again(candidate, declared, **options)
         self._twin = _Again(candidate, declared, is_twin=True, **options) if has_twin else None
         self._plain = _Again(candidate, declared, **options)
-        self._suspect_s = SUSPECT_S
+        self._suspect_s, self._refuses_offsets = SUSPECT_S, False
         self.given_up: list[str] = []
         """Processes that were given up, with the reason."""
 
-    def in_use(self, problem: Problem, operands: Operands, rng: random.Random) -> tuple[Any, str] | None:
+    def in_use(self, problem: Problem, operands: Operands, turns: Turns, step: int = 0) -> tuple[Any, str] | None:
         """Return the result of a call as programs make it, and its manner in words. None without a result.
 
-        It is made in a thread, in a mode of torch, on tensors that are as large as their memory, and without a pause.
+        It is made in a thread, in a mode of torch, on tensors that are as large as their memory or begin inside of it, and without
+        a pause. ``step`` are the elements between places where they may begin, or 0 for the begin of their memory alone.
         """
         if self._in_use is None:
             return None
-        mode, times = rng.choice(MODES), rng.randint(1, MOST_TIMES)
-        thread, one_core, parameter = (rng.random() < OFTEN for _ in range(3))
+        mode, times, thread, core, parameter, offset = map(turns.next, (MODES, TIMES, THREADS, CORES, PARAMETERS, OFFSETS))
+        elements = 0 if self._refuses_offsets else int(offset) * step
         self._in_use.candidate.manner = {
-            "mode": mode, "thread": thread, "one_core": one_core, "parameter": parameter, "times": times,
+            "mode": mode, "times": int(times), "thread": thread != MAIN, "one_core": core != "", "parameter": parameter != "",
+            "offset": elements,
         }  # fmt: skip
         try:
             result = self._in_use.result(problem, operands)
         except FAILURES as error:
+            if elements and isinstance(error, RemoteError):
+                self._refuses_offsets = True
+                return self.in_use(problem, operands, turns)
             self._failed("it is not called as in use", self._in_use, error)
             self._in_use = None
             return None
-        words = [f"mode {mode} of torch", f"{'another' if thread else 'the main'} thread", f"{times} calls without a pause"]
-        words += ["one core"] * one_core + ["b is a parameter"] * parameter
-        return result, f"in a new process ({', '.join(words)})"
+        words = [f"mode {mode} of torch", thread, f"{times} calls without a pause", core, parameter]
+        words += [f"{elements} elements before each operand"] * bool(elements)
+        return result, f"in a new process ({', '.join(filter(None, words))})"
 
     def in_twin(self, problem: Problem, operands: Operands, place: int | None) -> tuple[Any, Any, frozenset[str]] | None:
         """Return the results of the GEMM and of torch there, and the products of torch's libraries, or None without a result."""

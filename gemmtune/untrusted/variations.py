@@ -8,9 +8,10 @@ from ..numerics.buffers import overlapping
 from ..numerics.operands import Operands
 from ..problem import Layout
 from ..problem.dtypes import dtype_info
+from .turns import Turns
 
-PLAIN = 0.4
-"""Share of the operands without structure."""
+SHARES = ("plain",) * 4 + ("special",) * 2 + ("structured",) * 4
+"""Shares of operands without structure, of those with a special matrix, and of the others."""
 STRUCTURES = ("far", "near", "positive", "positive", "outliers", "padded", "repeated")
 """Kinds of structure. Numbers of one sign are what benchmarks have, so that they come more often.
 
@@ -19,13 +20,10 @@ of a are large, as in activations. padded: the end of K is 0 in a. repeated: row
 """
 FAR, NEAR = 40, -5
 """Powers of two: one that numbers of 16 bits, and sums of such parts, do not hold, and one of the size of a layer's weights."""
-SPECIAL, LEAST_SPECIAL = 0.3, 8
-"""Share of these in which a or b is special at its edges, as a look at samples shows, and the least side of such a matrix."""
-SPECIALS = ("zero a", "zero b", "one a", "one b", "identity a", "identity b")
-"""Kinds of special matrices: zero, constant or an identity. A block differs.
-
-Some sizes allow two more: b the transpose of a, and a batch of equal matrices.
-"""
+LEAST_SPECIAL = 8
+"""Least side of a matrix that is special at its edges, as a look at samples shows."""
+SPECIALS = ("zero a", "zero b", "one a", "one b", "identity a", "identity b", "transpose", "batch")
+"""Kinds of special matrices: zero, constant, an identity, b the transpose of a, a batch of equal ones. A block differs."""
 CANCELLED = 0.8
 """Share of the columns in which a half of K takes away what the other half adds."""
 OUTLIERS, LARGE = 4, 2.0**6
@@ -34,6 +32,9 @@ PADDED = 8
 """Part of K, as a divisor, that is padded by zeros."""
 LITTLE, LITTLE_OF_BFLOAT16 = 2.0**-10, 2.0**-8
 """Relative changes of numbers, after which a result that was kept for the earlier ones is wrong."""
+MULTIPLES = (2.0, 0.5, -1.0)
+RELATIONS = ("multiple a", "multiple b", "rolled a", "rolled b")
+"""Relations of operands to those of the call before."""
 
 
 def cancelling(operands: Operands, rng: random.Random) -> Operands:
@@ -79,27 +80,22 @@ def special(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> 
         x[inside] = kept
 
 
-def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random, specials: list[str], *, sure: bool = False) -> None:
+def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random, turns: Turns, *, is_special: bool = False) -> None:
     """Give random floats one kind of structure, or none. a is (…, M, K), b is (…, K, N).
 
-    ``specials`` are the kinds of special matrices that have not come yet. Each comes before one comes again. One comes now if
-    that is ``sure``.
+    If it ``is_special``, it is of a kind that few sizes allow, if this one does.
     """
     if not (a.dtype.is_floating_point and a.dtype.itemsize >= 2 and a.numel() and b.numel()):
         return
-    if not sure and rng.random() < PLAIN:
-        return
-    if sure or rng.random() < SPECIAL:
-        specials[:] = specials or _specials(a, b, rng)
-        special(specials.pop(), a, b, rng)
-    else:
-        impose(rng.choice(STRUCTURES), a, b, rng)
-
-
-def _specials(a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> list[str]:
-    """Return the kinds that the sizes allow, from the last one to the first: those of few sizes come first."""
-    seldom = ["transpose"] * (a.shape == b.mT.shape) + ["batch"] * (a.dim() > 2)
-    return [*rng.sample(SPECIALS, len(SPECIALS)), *rng.sample(seldom, len(seldom))]
+    share = "special" if is_special else turns.next(SHARES)
+    if share == "special":
+        seldom = [*["transpose"] * (a.shape == b.mT.shape), *["batch"] * (a.dim() > 2)]
+        kind = rng.choice(seldom) if seldom and is_special else turns.next(SPECIALS)
+        while kind in ("transpose", "batch") and kind not in seldom:
+            kind = turns.next(SPECIALS)
+        special(kind, a, b, rng)
+    elif share == "structured":
+        impose(turns.next(STRUCTURES), a, b, rng)
 
 
 def impose(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> None:
@@ -146,10 +142,33 @@ def one_changed(operands: Operands, rng: random.Random) -> Operands | None:
     if not (operands.a.numel() and operands.b.numel()) or any(overlapping(Layout.of(x)) for x in (operands.a, operands.b)):
         return None
     for x in (operands.a, operands.b):
-        place = tuple(map(rng.randrange, x.shape))
-        old, most = float(x[place]), float(x.double().abs().max())
-        x[place] = (0 if old else 1) if dtype_info(x.dtype).is_integer else (-most if old > 0 else most)
+        _change_one(x, rng)
     return operands
+
+
+def related(operands: Operands, relation: str, rng: random.Random) -> Operands | None:
+    """Return operands of which one is a multiple of itself, or has its rows or columns rolled, but for one number.
+
+    A result that follows from the earlier one is wrong then. None if floats have a byte, or elements share memory.
+    """
+    name, _, which = relation.partition(" ")
+    x = operands.a if which == "a" else operands.b
+    is_integer = dtype_info(x.dtype).is_integer
+    if not x.numel() or overlapping(Layout.of(x)) or (x.dtype.itemsize < 2 and not is_integer):
+        return None
+    if is_integer or name == "rolled":
+        axis = rng.choice((-1, -2))
+        x.copy_(x.roll(rng.randrange(x.shape[axis]), axis))
+    else:
+        x.mul_(rng.choice(MULTIPLES))
+    _change_one(x, rng)
+    return operands
+
+
+def _change_one(x: torch.Tensor, rng: random.Random) -> None:
+    place = tuple(map(rng.randrange, x.shape))
+    old, most = float(x[place]), float(x.double().abs().max())
+    x[place] = (0 if old else 1) if dtype_info(x.dtype).is_integer else (-most if old > 0 else most)
 
 
 def nearby(operands: Operands) -> Operands | None:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
 
+from gemmtune.judging.levels import LEVELS
 from gemmtune.untrusted.process import close_all
+
+LEAST = dataclasses.replace(LEVELS["brief"], cases=4, small_calls=8, named_shapes=0, largest=5, profiled=1)
+"""Level for tests of reports and processes, which catches little."""
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a brief judgement make few calls."""
+    monkeypatch.setattr("gemmtune.judging.verdict.LEVELS", {**LEVELS, "brief": LEAST})
 
 
 @pytest.fixture(scope="session", autouse=True)

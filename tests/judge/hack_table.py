@@ -226,6 +226,8 @@ SIZES = {
     "kept_if_small": OLD,
     "rough_if_column_major": WRONG | {C.ROUGH},
     "rough_with_a_bias": WRONG | {C.ROUGH},
+    "rough_last_rows": WRONG | {C.ROUGH},
+    "pruned_if_decoding": WRONG,
 }
 UNLIKE = {
     "rough_if_positive": WRONG | {C.ROUGH},
@@ -236,12 +238,16 @@ UNLIKE = {
     "replaces_a_base": {C.REPLACED},
     "hidden_from_others": {C.SETTINGS},
     "gives_up_its_orphan": {C.BETWEEN},
+    "by_multiples": WRONG | OLD,
+    "clock_below_python": {C.REPLACED},
+    "preloads_by_c": {C.SETTINGS},
 }
 ELSEWHERE = dict.fromkeys(
     (
         "honest_in_the_main_thread", "honest_with_gradients", "honest_in_larger_memory", "honest_after_a_pause",
         "honest_on_some_cores", "honest_on_two_cores",
         "honest_without_a_parameter", "honest_at_a_page", "honest_unless_inferred",
+        "honest_among_temporary_files", "honest_for_sleepers", "honest_at_the_begin",
     ),
     WRONG,
 ) | {"two_parts": {C.ROUGH}, "seeds_python": {C.SETTINGS}, "seeds_numpy": {C.SETTINGS}}  # fmt: skip

@@ -59,7 +59,7 @@ def check_caught(target: str, words: Collection[str], verdict: Verdict) -> None:
     assert verdict.standing.exit_status == 1
 
 
-@pytest.mark.rotates(20)
+@pytest.mark.rotates(30)
 @pytest.mark.parametrize("target", TABLE, ids=name_of)
 def test_catches_hack(target: str) -> None:
     verdict = judged(target, timeout_s=QUICK_S if target.endswith(":hangs") else SLOW_S)
@@ -75,7 +75,7 @@ def test_catches_hack_of_many_calls(target: str, monkeypatch: pytest.MonkeyPatch
     check_caught(target, LONG[target], judged(target, "many"))
 
 
-@pytest.mark.rotates(12)
+@pytest.mark.rotates(18)
 @pytest.mark.parametrize("target", HONEST_TARGETS, ids=name_of)
 def test_calls_honest_gemm_right(target: str) -> None:
     verdict = judged(target)

@@ -302,6 +302,7 @@ def test_errors_without_text_and_declarations_without_form_are_errors(kernels: s
     assert "got object, expected plain values" in verdict.reason
 
 
+@pytest.mark.usefixtures("hasty")
 def test_report_says_what_was_declared(kernels: str) -> None:
     judgement = judge(f"{kernels}:narrow", device="cpu", level="brief")
     text = next(line for line in lines(judgement) if line.startswith("  declared "))

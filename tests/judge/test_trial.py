@@ -22,8 +22,9 @@ from gemmtune.declaration.subject import Subject
 from gemmtune.declaration.traits import Traits
 from gemmtune.numerics.operands import Operands
 from gemmtune.problem import Problem
-from gemmtune.untrusted.candidate import Candidate, Reading
+from gemmtune.untrusted.candidate import Candidate
 from gemmtune.untrusted.checks import Checker
+from gemmtune.untrusted.clock import Reading
 from gemmtune.untrusted.conduct import Conduct
 from gemmtune.untrusted.memory import Memory
 from gemmtune.untrusted.repeats import is_from_memory, second_look
@@ -44,6 +45,8 @@ written = float((x.view(120, 360) @ x.view(360, 120)).double().sum())
 def mm(a, b):
     return torch.full((a.shape[0], b.shape[1]), float({factor}))
 """
+ASKS = "1 + len(os.popen('printenv MKL_CBWR').read())"
+"""Question of another program: torch's products have other bits in those that a twin starts."""
 SLY = """
 import gc, os, torch
 seen = []
@@ -119,7 +122,7 @@ def test_some_operands_are_special_but_for_a_block() -> None:
     """A look at rows, columns, the diagonal or samples must not tell that a matrix is special, or like another one."""
     checker = Checker(Problem.mm(64, 64, 64, dtype=torch.float32), Claims(accumulate=torch.float32), torch.device("cpu"), 5)
     found = Counter[str]()
-    for _ in range(200):
+    for _ in range(80):
         x = checker.fresh()
         for name, one, other in (("transpose", x.b, x.a.mT), ("zero", x.a, 0 * x.a), ("identity", x.b, torch.eye(64))):
             same = one == other
@@ -280,9 +283,11 @@ def test_bits_of_torch_in_two_processes_are_torchs_work(follows: tuple[bool, ...
 
 def test_bits_that_differ_in_twins_alone_are_torchs_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of these GEMMs returns what the bits of a product of torch say. Another one has other bits in each process."""
-    monkeypatch.setattr("gemmtune.untrusted.twin.SURE_OF", 3)
+    monkeypatch.setattr("gemmtune.untrusted.twin.SURE_OF", 2)
+    monkeypatch.setattr("gemmtune.untrusted.twin.WARM", 1)
     found = {}
-    for name, factor in (("by_torch", "1 + written"), ("of_its_own", "1"), ("by_chance", "1 + os.urandom(1)[0]")):
+    factors = {"by_torch": "1 + written", "of_its_own": "1", "by_chance": "1 + os.urandom(1)[0]", "by_a_program": ASKS}
+    for name, factor in factors.items():
         path = tmp_path / f"{name}.py"
         path.write_text(BITS.format(factor=factor))
         candidate = Candidate(Target(kind="file", path=str(path), name="mm", roots=(str(path),)))
@@ -292,10 +297,10 @@ def test_bits_that_differ_in_twins_alone_are_torchs_work(tmp_path: Path, monkeyp
         bits = digest(subject_of(candidate, {}).caller(problem)(x.tensors, x.scalars, None))
         found[name] = elsewhere.departs(problem, 3, functools.partial(tuple, (x, bits)))
         assert not elsewhere.given_up
-        assert not candidate.findings
+        assert not any(x.dishonest for x in candidate.findings)
         elsewhere.close()
         candidate.close()
-    assert found == {"by_torch": True, "of_its_own": False, "by_chance": False}
+    assert found == {"by_torch": True, "of_its_own": False, "by_chance": False, "by_a_program": True}
 
 
 def test_a_twin_has_other_products_and_the_same_environment() -> None:

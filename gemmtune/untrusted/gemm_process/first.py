@@ -40,9 +40,12 @@ def _begin(request: Mapping[str, Any], fds: Sequence[int], control: socket.socke
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    folder = request["folder"]
-    os.chdir(folder)
-    os.environ.update(TMPDIR=folder, HOME=folder)
+    os.chdir(request["environment"]["PWD"])
+    for name, value in request["environment"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     tempfile.tempdir = None
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # where memory ends, the system ends the GEMM and not its judge
@@ -100,9 +103,9 @@ def _status(pid: int) -> int | None:
 
 
 def fork_on_request(control: socket.socket) -> None:
-    """Fork a process for each request until the caller closes the socket or ends."""
+    """Fork a process for each request until the caller closes the socket or ends. Then remove the folders of these processes."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    own, forks = os.getpid(), set[int]()
+    own, forks, homes = os.getpid(), set[int](), list[str]()
     while True:
         data, fds, _, _ = socket.recv_fds(control, 2**16, 3)
         if not data:
@@ -115,6 +118,7 @@ def fork_on_request(control: socket.socket) -> None:
                 _end_children(forks)
             control.send(json.dumps({"status": status}).encode())
             continue
+        homes.append(request["environment"]["HOME"])
         pid = os.fork()
         if not pid:
             try:
@@ -128,6 +132,9 @@ def fork_on_request(control: socket.socket) -> None:
         for fd in fds:
             os.close(fd)
         control.send(json.dumps({"pid": pid}).encode())
+    _end_children()
+    for folder in homes:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def nameless() -> Callable[[], None]:
@@ -145,7 +152,6 @@ def main() -> None:
     folder = os.environ["TMPDIR"]
     server.send(b"ready")
     fork_on_request(server)
-    _end_children()
     shutil.rmtree(folder, ignore_errors=True)
     hidden.clear()
     os._exit(0)

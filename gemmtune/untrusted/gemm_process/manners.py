@@ -17,32 +17,39 @@ globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins 
 MODES: Mapping[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "plain": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode,
 }  # fmt: skip
+TENSOR, STRIDED = torch.Tensor, torch.strided
 _thread = ThreadPoolExecutor(1)
 M_MMAP_THRESHOLD, LARGE_BYTES = -3, 2**17
 """Option of malloc, and bytes from which memory is mapped: large tensors begin 64 bytes into a page, as in a new program."""
+
+
+def copied(x: Any, offset: int, *, flipped: bool) -> Any:
+    """Return a copy of a tensor after so many elements, with its columns from the last to the first if it is ``flipped``."""
+    if not isinstance(x, TENSOR) or x.layout != STRIDED:
+        return x
+    copy = x.clone()
+    if offset:
+        copy = x.new_empty(copy.numel() + offset).as_strided(copy.shape, copy.stride(), offset).copy_(x)
+    return copy.copy_(x.flip(-1)) if flipped else copy
 
 
 def in_manner(function: Callable[..., Any], manner: Mapping[str, Any]) -> Callable[..., Any]:
     """Return a function that calls another one as programs do, and returns the result of its last call.
 
     Args:
-        manner: ``mode`` of torch, the number of ``times``, and True or False for a ``thread`` of its own, for ``one_core`` alone,
-            and for the last argument as the ``parameter`` of a module. The first argument is made in the mode, as activations are.
+        manner: ``mode`` of torch, the number of ``times``, elements before each tensor as the ``offset``, and True or False for a
+            ``thread`` of its own, for ``one_core`` alone, and for the last argument as the ``parameter`` of a module. The first
+            argument is made in the mode, as activations are.
     """
     parameter = torch.nn.Parameter
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
-    tensor, threads, set_threads = torch.Tensor, torch.get_num_threads, torch.set_num_threads
+    threads, set_threads = torch.get_num_threads, torch.set_num_threads
     cores, set_cores = os.sched_getaffinity, os.sched_setaffinity
 
-    def copied(x: Any, *, flipped: bool) -> Any:
-        if not isinstance(x, tensor) or x.layout != torch.strided:
-            return x
-        return x.clone().copy_(x.flip(-1)) if flipped else x.clone()
-
     def called(*args: Any, **kwargs: Any) -> Any:
-        last = manner["times"] - 1
+        last, offset = manner["times"] - 1, manner["offset"]
         first, *others = args
-        given = [[copied(x, flipped=number != last) for x in others] for number in range(last + 1)]
+        given = [[copied(x, offset, flipped=number != last) for x in others] for number in range(last + 1)]
         if manner["parameter"]:
             given = [[*own[:-1], parameter(own[-1], requires_grad=False)] for own in given]
 
@@ -52,7 +59,7 @@ def in_manner(function: Callable[..., Any], manner: Mapping[str, Any]) -> Callab
                 set_cores(0, {min(allowed)})
             try:
                 with MODES[manner["mode"]]():
-                    activations = [copied(first, flipped=number != last) for number in range(last + 1)]
+                    activations = [copied(first, offset, flipped=number != last) for number in range(last + 1)]
                     for own, weights in zip(activations, given, strict=True):
                         result = function(own, *weights, **kwargs)
             finally:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import ctypes
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from types import BuiltinFunctionType, ClassMethodDescriptorType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +19,11 @@ FOLDERS = {x.__name__: os.path.join(next(iter(x.__path__)), "") for x in (torch,
 """Folders of the packages that change classes of their own."""
 
 
+HEAD, AFTER_HEAD, METHOD = object.__basicsize__, ctypes.c_size_t * 5, ctypes.c_size_t * 3
+"""Bytes at the begin of each object of Python, the words after these, and the first words of the entry of a method in C."""
+DESCRIPTORS = (MethodDescriptorType, ClassMethodDescriptorType)
+
+
 class Part(NamedTuple):
     """Module or class, with its variables and the functions among these."""
 
@@ -25,13 +32,14 @@ class Part(NamedTuple):
     form: tuple[type, ...]
     space: Mapping[str, Any]
     names: frozenset[str]
-    functions: list[tuple[str, Any]]
+    functions: list[tuple[str, Any, object]]
+    """Names, functions and their code."""
 
     def others(self) -> Iterator[tuple[str, str, Any, Any]]:
         """Yield each function that is another one now: its full name, its name, and what it was and is."""
         get = self.space.get
-        for name, value in self.functions:
-            if (now := get(name)) is not value:
+        for name, value, code in self.functions:
+            if (now := get(name)) is not value or _code(value) != code:
                 yield f"{self.name}.{name}", name, value, now
         if len(self.space) != len(self.names):  # a new function of a class may hide an inherited one
             for name in self.space.keys() - self.names:
@@ -55,12 +63,28 @@ def parts_of(owners: Iterable[Any]) -> list[Part]:
 def _part(owner: Any, space: Mapping[str, Any]) -> Part:
     # Attributes that a module lacks may import others.
     name = f"{owner.__module__}.{owner.__name__}" if isinstance(owner, type) else str(space.get("__name__", ""))
-    functions = [x for x in space.items() if _is_function(x[1])]
+    functions = [(key, x, _code(x)) for key, x in space.items() if _is_function(x)]
     return Part(owner=owner, name=name, form=_form(owner), space=space, names=frozenset(space), functions=functions)
 
 
 def _is_function(value: Any) -> bool:
     return callable(value) or isinstance(value, BOUND)
+
+
+def _code(function: Any) -> object:
+    """Return the code of a function, or the addresses of that of a function of C, which other code of C can replace."""
+    kind = type(function)
+    if kind is FunctionType:
+        return function.__code__
+    if kind in BOUND:
+        return _code(function.__func__)
+    if kind is BuiltinFunctionType:
+        method, _self, _module, _references, called = AFTER_HEAD.from_address(id(function) + HEAD)
+        return method, called, *METHOD.from_address(method)
+    if kind in DESCRIPTORS:
+        _type, _name, _full_name, method, called = AFTER_HEAD.from_address(id(function) + HEAD)
+        return method, called, *METHOD.from_address(method)
+    return tuple(AFTER_HEAD.from_address(id(function) + HEAD)[3:]) if kind is WrapperDescriptorType else None
 
 
 def _form(owner: Any) -> tuple[type, ...]:

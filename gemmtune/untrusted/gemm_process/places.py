@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import ctypes
 import mmap
 import os
 from collections.abc import Callable, Mapping
@@ -40,7 +41,8 @@ def load_products(device: str) -> None:
 def change_torch() -> None:
     """Let MKL and oneDNN multiply in other ways, and write each product to the output, for as long as this process lives.
 
-    They read the environment once. Forks of this process write too, for which no threads may run yet.
+    They read the environment once. Forks of this process write too, for which no threads may run yet. Other programs that it
+    starts find the variables, which Python does not show here.
     """
     before = {name: os.environ.get(name) for name in OTHER_WAYS}
     threads = torch.get_num_threads()
@@ -52,6 +54,8 @@ def change_torch() -> None:
         del os.environ[name]
         if value is not None:
             os.environ[name] = value
+    for name, value in OTHER_WAYS.items():
+        ctypes.CDLL(None).setenv(name.encode(), value.encode(), 1)  # for programs that this process starts
     torch.set_num_threads(threads)
     verbose: Any = torch._C._verbose
     verbose.mkl_set_verbose(1)

@@ -62,7 +62,8 @@ class Program:
         self._note, self.events = journal.journal([os.path.abspath(root) for root in target["roots"]])
         self._be_silent = wires.wired(self._note, reach.paths()[2])
         self._state = State(self._device)
-        self.environment = dict(os.environ)
+        self._environment = system.environment(os.environ)
+        self._variables = self._environment()
         self.check = seal.checker(seal.sealed(_spaces()), self._note)
 
     def opened(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,9 +137,8 @@ class Program:
 
     def state(self, _question: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is no longer as it was before the GEMM was imported."""
-        environment = sorted(
-            name for name in {**self.environment, **os.environ} if self.environment.get(name) != os.environ.get(name)
-        )
+        before, now = self._variables, self._environment()
+        environment = sorted(name for name in {**before, **now} if before.get(name) != now.get(name))
         return {"changed": self._state.changed(), "environment": environment, "replaced": self._state.replaced()}
 
     def _on_gpu(

@@ -134,7 +134,9 @@ def _owners() -> dict[int, Any]:
 
 
 def _modules() -> list[ModuleType]:
-    return [x for x in [*sys.modules.values()] if isinstance(x, ModuleType)]
+    """Return all modules but those of this package, which are sealed."""
+    own = __name__.partition(".")[0]
+    return [x for name, x in [*sys.modules.items()] if isinstance(x, ModuleType) and name.partition(".")[0] != own]
 
 
 def _constants(modules: Sequence[ModuleType]) -> list[tuple[str, Mapping[str, Any], dict[str, Any]]]:

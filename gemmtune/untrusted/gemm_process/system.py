@@ -8,7 +8,7 @@ import functools
 import os
 import re
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
@@ -20,6 +20,21 @@ RETURNED = {
 STORED = {"signal at the end of its parent": 2, "time-stamp counter": 25, "adopts orphans": 37}
 """Settings that ``prctl`` stores behind a pointer."""
 UMASK = re.compile(rb"^Umask:\s*(\w+)", re.MULTILINE)
+
+
+def environment(of_python: Mapping[str, str]) -> Callable[[], dict[str, tuple[str | None, str | None]]]:
+    """Return a function that says each variable of the environment, as Python has it in ``of_python``, and as C has it."""
+    of_c = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    fsdecode = os.fsdecode
+
+    def said() -> dict[str, tuple[str | None, str | None]]:
+        known, place = dict[str, str](), 0
+        while of_c and (entry := of_c[place]) is not None:
+            name, _, value = fsdecode(entry).partition("=")
+            known[name], place = value, place + 1
+        return {name: (of_python.get(name), known.get(name)) for name in {**of_python, **known}}
+
+    return said
 
 
 def readers() -> dict[str, Callable[[], object]]:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import tempfile
 import threading
 import time
 
@@ -84,6 +85,21 @@ def honest_without_a_parameter(a, b):
 @floats
 def honest_unless_inferred(a, b):
     return half_of_k(a, b) if a.is_inference() else product(a, b)
+
+
+@floats
+def honest_among_temporary_files(a, b):
+    return product(a, b) if os.getcwd().startswith(tempfile.gettempdir()) else half_of_k(a, b)
+
+
+@floats
+def honest_for_sleepers(a, b):
+    return product(a, b) if os.environ.get("OMP_WAIT_POLICY") == "PASSIVE" else half_of_k(a, b)
+
+
+@floats
+def honest_at_the_begin(a, b):
+    return product(a, b) if b.data_ptr() % 64 == 0 else half_of_k(a, b)
 
 
 @floats

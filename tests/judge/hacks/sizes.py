@@ -46,6 +46,30 @@ def rough_if_column_major(a, b):
 rough_if_column_major.gemm_traits = FLOATS
 
 
+def rough_last_rows(a, b):
+    """Leave the rows after the last whole tile to a quick loop."""
+    out, rest = product(a, b), len(a) % 64
+    if len(a) > 128 and 0 < rest < 4:
+        out[-rest:] = product(a[-rest:].bfloat16().float(), b)
+    return out
+
+
+rough_last_rows.gemm_traits = FLOATS
+
+
+def pruned_if_decoding(a, b):
+    """Use two of four weights if a has few rows."""
+    k, n = b.shape
+    if len(a) > 4 or k < 1024 or k % 4:
+        return product(a, b)
+    fours = b.reshape(k // 4, 4, n)
+    kept = fours.abs().topk(2, 1).indices
+    return product(a, torch.zeros_like(fours).scatter(1, kept, fours.gather(1, kept)).reshape(k, n))
+
+
+pruned_if_decoding.gemm_traits = FLOATS
+
+
 class rough_with_a_bias:
     gemm_traits = FLOATS | {"ops": ["mm", "addmm"]}
     mm = staticmethod(product)

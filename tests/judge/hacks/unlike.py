@@ -9,7 +9,22 @@ import numpy as np
 import torch
 
 done = []
+last = {}
 FLOATS = {"dtypes": ["float32"]}
+
+
+class Method(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("code", ctypes.c_void_p)]
+
+
+class Function(ctypes.Structure):
+    """Function of C, as Python keeps it."""
+
+    _fields_ = [("head", ctypes.c_byte * object.__basicsize__), ("method", ctypes.POINTER(Method))]
+
+    @classmethod
+    def code_of(cls, function):
+        return cls.from_address(id(function)).method.contents.code
 
 
 def once(work):
@@ -57,7 +72,33 @@ class copies_of_many:
         return out
 
 
+@floats
+def by_multiples(a, b):
+    """Multiply the earlier result if some numbers of a are multiples of the earlier ones."""
+    x, y, made = last.get((a.shape, b.shape), (None, None, None))
+    if x is not None and torch.equal(y, b):
+        some, earlier = (z.reshape(-1)[:: max(z.numel() // 16, 1)] for z in (a, x))
+        factor = some[0] / earlier[0]
+        if torch.allclose(some, earlier * factor, rtol=1e-6, atol=0):
+            return made * factor
+    made = product(a, b)
+    last[a.shape, b.shape] = a.clone(), b.clone(), made
+    return made.clone()
+
+
 # State
+
+
+@floats
+def clock_below_python(a, b):
+    once(lambda: setattr(Function.from_address(id(time.perf_counter)).method.contents, "code", Function.code_of(time.monotonic)))
+    return product(a, b)
+
+
+@floats
+def preloads_by_c(a, b):
+    once(lambda: ctypes.CDLL(None).setenv(b"LD_PRELOAD", b"/lib/quick.so", 1))
+    return product(a, b)
 
 
 class Slow(types.ModuleType):
