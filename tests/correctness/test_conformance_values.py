@@ -34,13 +34,13 @@ FAULTS_OF_TORCH = ("alpha-beta", "subnormal")
 """Properties that torch fails on some CPUs, see below."""
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_right_gemm_conforms(name: str) -> None:
     assert_conforms(name, made())
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in FAULTS_OF_TORCH])
 def test_torch_conforms(name: str) -> None:
     assert_conforms(name, torch_subject(ops=("mm", "addmm", "bmm", "baddbmm")))
@@ -62,7 +62,7 @@ def plain(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("name", ["integers", "one-hot-a", "width", "cancellation", "bound", "grade", "edges", "nan", "overflow"])
 def test_a_function_without_declarations_conforms(name: str) -> None:
     assert_conforms(name, subject_of(plain))
@@ -180,7 +180,7 @@ def test_cases_are_allowed_distinct_and_have_ids(name: str, level: Level) -> Non
     assert {case.property_name for case in cases} == {name}
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 @pytest.mark.parametrize(("level", "most"), [(Level.SMOKE, 900), (Level.FULL, 5000), (Level.EXHAUSTIVE, 26500)])
 def test_levels_keep_to_their_budget(level: Level, most: int) -> None:
     dense = made(ops=("mm", "addmm", "bmm", "baddbmm"), dtypes=("float32", "float16", "bfloat16", "float64"))

@@ -134,6 +134,7 @@ def test_shared_memory_does_not_move():
     assert model.view.data_ptr() == model.v.weight.data_ptr()
 
 
+@pytest.mark.turn(0, 4)
 @pytest.mark.parametrize("kind", ["float", *rotated(["int4", "int8"], every=2, name="joined weights")])
 def test_a_fused_product_equals_the_separate_ones(kind, joined):
     model = laid_out(heads(kind), {"x": X})
@@ -169,7 +170,7 @@ def converted(model: nn.Module) -> None:
     model.double().float()
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("kind", ["float", "int4", "int8"])
 @pytest.mark.parametrize("move", [cloned, converted])
 def test_weights_that_are_no_longer_adjacent_are_multiplied_separately(kind, move, joined, monkeypatch):
@@ -259,6 +260,7 @@ def test_a_copy_that_graphs_read_follows_its_weights(monkeypatch):
     assert not wholes._gathered
 
 
+@pytest.mark.turn(1, 4)
 def test_graphs_of_adjacent_and_separate_weights_have_different_keys(monkeypatch):
     found: list[Any] = []
     monkeypatch.setattr(rewriting.RewriteProducts, "__call__", lambda self, graph: found.append(adjacent_inputs()))
@@ -318,7 +320,7 @@ def compiled_decisions(model: nn.Module) -> tuple[Any, ...]:
     return gemmtune.explain(compiled).decisions
 
 
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(2, 4)
 def test_measured_times_decide_on_fusion(own_store, monkeypatch):
     model = Heads()
     with torch.no_grad(), settings.patch(backends=("aten",), search="quick"):

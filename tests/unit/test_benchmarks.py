@@ -99,7 +99,7 @@ def test_summary_has_geomean_worst_and_totals(script):
     assert found["tuning_s"] == {"gemmtune": 7.0, "torch": 5.0}
 
 
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(0, 4)
 def test_run_measures_and_writes_everything(script, shapes, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # the script sets it: the old value comes back afterwards
     out = tmp_path / "out.json"
@@ -172,7 +172,7 @@ def test_shapes_for_the_ranking_lie_around_the_size_of_the_cache(script):
         assert 3 < max(shares) < 4.5
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(3, 4)
 def test_the_ranking_is_compared_with_long_runs(script, tmp_path):
     out = tmp_path / "ranking.json"
     arguments = ["--device", "cpu", "--shapes", "1", "--seconds", "0.05", "--backends", "aten", "--json", str(out)]
@@ -252,7 +252,7 @@ def test_torchs_block_sparse_kernel_is_measured_with_its_best_parameters_that_ar
 BLOCKS = {"op": "bsr_mm", "n": 64, "k": 64, "dtype": "float32", "block": 16, "density": 0.5}
 
 
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(2, 4)
 @pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
 def test_a_run_in_parts_goes_on_where_it_ended(script, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

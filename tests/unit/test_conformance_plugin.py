@@ -130,7 +130,7 @@ def test_the_cases_are_collected_quickly_once_each_and_property_by_property(in_a
     assert names == sorted(names, key=list(dict.fromkeys(names)).index)
 
 
-@pytest.mark.turn(2, 3)
+@pytest.mark.turn(2, 6)
 def test_xdist_workers_find_the_same(in_another_project: Pytest, tmp_path: Path) -> None:
     picked = ("-k", "identity and f32", "-q")
     reports = []

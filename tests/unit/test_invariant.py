@@ -249,6 +249,7 @@ def test_classes_that_nobody_knows_to_be_equal_are_joined_by_their_bits(backend:
     assert intervals(result) == [(1, 64, "apart")], "their bits differ"
 
 
+@pytest.mark.turn(3, 4)
 @pytest.mark.parametrize("first", ["rows", "columns"])
 def test_rows_that_lie_otherwise_in_memory_have_the_same_class(backend: SummingBackend, first: str):
     """A call with columns of a in memory has another table for each power of two that divides M."""
@@ -272,6 +273,7 @@ def test_rows_that_lie_otherwise_in_memory_have_the_same_class(backend: SummingB
     assert {x.reduction for x in tables} == {"fma, K in 2 parts of 12" if first == "rows" else "fma, K in one run"}
 
 
+@pytest.mark.turn(3, 4)
 def test_rows_that_share_memory_have_a_table(backend: SummingBackend):
     backend.kinds = ("torch", "run")
     one = torch.randn(1, K)
@@ -313,6 +315,7 @@ def test_a_compiled_call_has_the_class(backend: SummingBackend):
     assert not torch.equal(a @ W + 1, whole), "torch has other bits"
 
 
+@pytest.mark.turn(1, 4)
 def test_graphs_of_the_pass_follow_the_setting(backend: SummingBackend):
     """Without it torch's product stays, which is faster. A graph that ran before has other launches."""
     tuned(backend, "torch", "run")
@@ -356,6 +359,7 @@ def test_a_table_of_another_version_is_made_anew(backend: SummingBackend, caplog
     assert "batch-invariant table without a reduction" in caplog.text
 
 
+@pytest.mark.turn(0, 4)
 @pytest.mark.parametrize(("serving", "known"), [("run", True), ("run and apart", False)])
 def test_a_class_with_the_name_of_an_older_version_is_renamed(
     backend: SummingBackend, serving: str, known: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -446,6 +450,7 @@ def test_sums_that_begin_where_a_row_lies_are_not_batch_invariant():
     assert all("rotated" in text for text in found[4])
 
 
+@pytest.mark.turn(3, 4)
 def test_each_class_has_likely_choices_at_every_m():
     """A quick search lists none of some classes at some Ms. Tables of these classes need a fast kernel there."""
     from gemmtune.device import preset
@@ -516,6 +521,7 @@ def layers() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(K, N, bias=False), torch.nn.ReLU(), torch.nn.Linear(N, K, bias=False))
 
 
+@pytest.mark.turn(0, 4)
 def test_layers_of_a_model_keep_the_bits_of_rows(backend: SummingBackend, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("gemmtune.integration.invariant.LEAST_ROWS", 2)
     backend.kinds = ("torch", "run", "narrow")

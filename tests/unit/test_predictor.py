@@ -352,6 +352,7 @@ def test_few_kernels_serve_a_model():
     assert predicted.kept_kernels([{1: {"triton:mm_16x16x16_s1_w1": 0.001}}]) == frozenset()
 
 
+@pytest.mark.turn(1, 4)
 def test_a_model_of_shipped_weights_has_a_kernel_for_every_small_m(made_for, monkeypatch):
     monkeypatch.setattr(predicted, "MOST_KERNELS", 12)
     weights = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
