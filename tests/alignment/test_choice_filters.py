@@ -164,6 +164,7 @@ def own(name: str) -> list[Choice]:
     return [choice for choice in choices_of(name, "exhaustive") if choice.backend in TEMPLATES]
 
 
+@pytest.mark.turn(0, 2)
 @pytest.mark.parametrize("name", SOME)
 def test_a_larger_cap_adds_choices_and_drops_none(name: str) -> None:
     choices = own(name)

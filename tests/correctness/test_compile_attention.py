@@ -242,6 +242,7 @@ def gpu_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+@pytest.mark.turn(3, 4)
 def test_a_tuned_graph_has_verified_and_timed_configs(gpu_on_a_cpu: pytest.MonkeyPatch) -> None:
     """Tune on a CPU. One config is wrong, and one does not fit."""
     monkeypatch = gpu_on_a_cpu

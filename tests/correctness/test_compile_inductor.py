@@ -75,6 +75,7 @@ def test_the_backward_pass_copies_no_transpose_of_a_gradient(fused):
     assert not re.search(r"empty_strided_cpu\([^()]*\([^()]*\), \(1, ", backward)
 
 
+@pytest.mark.turn(2, 4)
 def test_a_transformer_block_calls_planned_products(fused):
     model = Block()
     x = rows(5, 32)
@@ -136,6 +137,7 @@ def test_the_entry_point_compiles_by_inductor_with_the_pass(fused, own_store):
     assert [d.taken for d in gemmtune.explain(compiled).decisions] == ["alone"]
 
 
+@pytest.mark.turn(2, 4)
 def test_a_computed_weight_serves_a_batch_of_matrices_with_gaps(fused):
     """A quantized weight that torch dequantizes, for example. One weight then serves each matrix of a batch."""
     x, weight = rows(5, 24), rows(24, 16)[0].t()
@@ -255,6 +257,7 @@ def variant_of(alone: gemmtune.Problem, problem: gemmtune.Problem, **options: An
     return CompiledVariant(name="variant", backend="compiled", problem=problem, claims=claims, runs=(), alone=alone, **options)
 
 
+@pytest.mark.turn(2, 4)
 @pytest.mark.parametrize("variant", ["untouched", "alone"])
 def test_timed_variants_write_into_out(variant):
     alone = gemmtune.Problem.addmm(6, 8, 5, dtype=torch.float32, device_type="cpu")

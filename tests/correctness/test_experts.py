@@ -170,6 +170,7 @@ def _with(model: Any, way: str) -> Any:
     return model
 
 
+@pytest.mark.turn(3, 4)
 def test_compiled_experts_and_their_gradients():
     """Compiled grouped products of transformers have gradients in bfloat16 only."""
     experts, *given = one_layer("qwen3_moe")

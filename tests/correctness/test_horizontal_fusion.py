@@ -149,6 +149,7 @@ def test_a_fused_product_equals_the_separate_ones(kind, joined):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.turn(1, 4)
 @pytest.mark.parametrize("name", rotated(["llama", "bert"], every=2, name="joined models"))
 def test_models(name, joined):
     model, inputs = made(name)
@@ -351,6 +352,7 @@ def widened(decisions: Any) -> dict[str, Any]:
     return {role: x if role == "out" else dataclasses.replace(x, size=(*x.size[:-1], n)) for role, x in wide.items()}
 
 
+@pytest.mark.turn(3, 4)
 def test_a_shared_epilogue_counts_for_the_first_product(monkeypatch):
     seen: list[Any] = []
     monkeypatch.setattr(
@@ -364,6 +366,7 @@ def test_a_shared_epilogue_counts_for_the_first_product(monkeypatch):
     assert (whole.n, [fused is None for _, fused in pairs]) == (128, [False, True])
 
 
+@pytest.mark.turn(0, 4)
 def test_fused_epilogues_are_timed_against_inductors_kernels(own_store, monkeypatch):
     alone = gemmtune.Problem.mm(10, 64, 64, dtype=torch.float32, device_type="cpu")
     fused = dataclasses.replace(alone, epilogue=trace(torch.relu, torch.float32, ()))

@@ -97,6 +97,7 @@ def test_an_optimized_model_keeps_values_and_gradients(name, done):
     assert all(torch.equal(x, state[key]) for key, x in model.state_dict().items())
 
 
+@pytest.mark.turn(2, 4)
 def test_copies_hooks_compilation_and_new_picks(done):
     model, inputs = made("mlp")
     expected = result(model, inputs)
@@ -218,6 +219,7 @@ def test_quantized_weights_run_their_own_picks(done):
     assert model[0].bias.grad is not None
 
 
+@pytest.mark.turn(0, 4)
 @pytest.mark.parametrize("kind", ["int4", "int8"])
 def test_graphs_for_inference_read_the_parts_of_narrow_weights(kind, own_store, monkeypatch):
     monkeypatch.setattr(modules, "BY_PARTS", True)

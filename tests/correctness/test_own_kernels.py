@@ -40,6 +40,7 @@ def target_of(gemm: str) -> str:
     return gemm if ":" in gemm else f"own_gemms:{gemm}"
 
 
+@pytest.mark.turn(1, 4)
 def test_a_declared_reduction_is_proved(own_store: Path):
     """A GEMM that declares nothing, and one that does not hold what it declares, leave the range without a class."""
     refused = {
@@ -69,6 +70,7 @@ def only(*gemms: object, **changes: object):
     return settings.patch(backends=("aten",), extra_choices=gemms, **changes)
 
 
+@pytest.mark.turn(0, 4)
 def test_a_broken_gemm_does_not_affect_others(own_store: Path):
     gemms = ["right", *own_gemms.BROKEN]
     targets = [f"own_gemms:{gemm}" for gemm in gemms]

@@ -106,6 +106,7 @@ def ahead_of_time(compiled: dict[str, Any], step: Step) -> dict[str, Any]:
     return step("ahead_of_time", inductor="third_inductor", store="empty", started=started)
 
 
+@pytest.mark.turn(2, 4)
 def test_a_function_compiled_ahead_of_time_brings_gemmtune_and_needs_no_store(ahead_of_time: dict[str, Any]) -> None:
     assert not ahead_of_time["imported"]
     assert max(ahead_of_time["errors"]) < NEAR

@@ -202,6 +202,7 @@ def test_repeated_picks_are_compared(script, monkeypatch):
     }  # fmt: skip
 
 
+@pytest.mark.turn(2, 4)
 def test_tables_are_measured_from_end_to_end(script, backend: RowedBackend, tmp_path):
     """With times that are a function of M: no regret, and a trace that tunes and compiles nothing."""
     out = tmp_path / "rows.json"
@@ -477,6 +478,7 @@ def test_families_and_options_are_read_from_names(script, name: str, found: set[
     assert script("family_worth").families(name) == found
 
 
+@pytest.mark.turn(0, 4)
 def test_a_family_is_worth_the_time_lost_without_it(script, monkeypatch) -> None:
     times = (("aten:mm", 10.0), ("triton:mm_16x16x16_s1_w1", 4.0), ("triton:vec_1x8x256_s4_w2", 5.0))
     families = script("family_worth")

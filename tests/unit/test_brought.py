@@ -75,6 +75,7 @@ def test_a_module_that_ends_its_process_is_left_out_with_the_reason():
     assert not {*BAD, *GOOD} & sys.modules.keys()
 
 
+@pytest.mark.turn(0, 4)
 @pytest.mark.usefixtures("folder")
 def test_a_module_that_deceives_others_is_left_out_before_this_process_imports_it():
     with pytest.warns(RuntimeWarning) as seen:

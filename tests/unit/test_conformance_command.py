@@ -138,6 +138,7 @@ class TestNarrowing:
         assert done.status == 0, done.out
         assert "CONFORMS in 2 of " in done.out
 
+    @pytest.mark.turn(3, 4)
     def test_a_sample_has_some_cases_of_each_property(self, conformance: Command) -> None:
         data = json.loads(conformance("right", "--device", "cpu", "--max-cases", "60", "--json", "-").out)
         assert (data["verdict"], data["executed"]) == ("CONFORMS", 60)

@@ -207,6 +207,7 @@ def test_a_class_has_the_fastest_of_its_choices_for_each_m(backend: SummingBacke
         assert [plan_for(problem(m), -1).choice.name for m in (5, 20, 1000)] == ["fake:narrow", "fake:run", "fake:wide"]
 
 
+@pytest.mark.turn(3, 4)
 def test_a_class_that_loses_much_to_torch_at_some_m_is_the_last(backend: SummingBackend):
     assert intervals(tuned(backend, "torch", "steep", "even")) == [(1, 64, "even")], "although steep has the least mean loss"
     with settings.patch(tune="force"):
@@ -221,6 +222,7 @@ def test_a_declaration_is_proved(backend: SummingBackend):
         tuned(backend, "torch", "liar", rows=range(1, 65))
 
 
+@pytest.mark.turn(0, 4)
 def test_what_declares_nothing_joins_where_its_bits_are_equal(backend: SummingBackend):
     result = tuned(backend, "torch", "run", "silent")
     assert intervals(result) == [(1, 64, "silent")]
@@ -241,6 +243,7 @@ def test_a_promise_without_a_class_is_a_class_of_one(backend: SummingBackend):
     assert intervals(result) == [(1, 64, "twin")], "run and twin have equal bits, which no declaration says"
 
 
+@pytest.mark.turn(0, 4)
 def test_classes_that_nobody_knows_to_be_equal_are_joined_by_their_bits(backend: SummingBackend):
     result = tuned(backend, "torch", "wide", "run", "apart", rows=range(1, 65))
     assert result.table.reduction == "fma, K in one run, its own"
@@ -304,6 +307,7 @@ def test_products_that_only_torch_has_are_refused(backend: SummingBackend, kind:
         assert int(gemmtune.mm(torch.ones(1, 2, dtype=torch.int64), torch.ones(2, 1, dtype=torch.int64))) == 2, "exact in any order"
 
 
+@pytest.mark.turn(1, 4)
 def test_a_compiled_call_has_the_class(backend: SummingBackend):
     """Without an operator in the graph, the compiler would take torch's product, whose parts of K are others."""
     tuned(backend, "torch", "run")
@@ -551,6 +555,7 @@ def test_layers_of_a_model_keep_the_bits_of_rows(backend: SummingBackend, monkey
     torch.testing.assert_close(given.grad, other.grad, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.turn(1, 4)
 def test_graphs_of_quantized_layers_need_no_setting(backend: SummingBackend, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("gemmtune.integration.invariant.LEAST_ROWS", 2)
     backend.kinds = ("torch", "run")
@@ -622,6 +627,7 @@ def test_a_row_of_a_group_has_its_bits_in_groups_of_any_size(backend: SummingBac
             assert torch.equal(alone, whole[begin : begin + len(rows)])
 
 
+@pytest.mark.turn(2, 4)
 def test_picked_and_summed_rows_run_by_the_table_of_the_grouped_product(backend: SummingBackend):
     """An index leaves no table of M: under the setting these operations run in steps. Each token has two experts."""
     backend.kinds = ("torch", "run")

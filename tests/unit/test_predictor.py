@@ -311,6 +311,7 @@ def test_a_prediction_takes_about_a_millisecond():
     assert min(taken) <= 3e-3, f"{len(described)} choices: {min(taken):.4f} s"
 
 
+@pytest.mark.turn(1, 4)
 def test_default_tables_of_gpus(made_for):
     tables = made_for([dense(), few_bits(encoding="")], H100)
     table = tables["mm"][1]
@@ -374,6 +375,7 @@ def test_a_model_of_shipped_weights_has_a_kernel_for_every_small_m(made_for, mon
 A100 = dataclasses.replace(preset("sm80"), name="NVIDIA A100-SXM4-80GB")
 
 
+@pytest.mark.turn(0, 4)
 @pytest.mark.parametrize("device", [UNKNOWN, H200], ids=lambda x: x.name)
 def test_tunings_begin_with_what_a_measured_gpu_favours(device, monkeypatch, caplog):
     other = {**predictor.shipped_predictor().origin["machines"][0], "device": device.name, "triton": "9.9"}

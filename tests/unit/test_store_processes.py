@@ -136,6 +136,7 @@ def test_a_writer_that_dies_in_a_transaction_leaves_nothing_of_it(tmp_path: Path
     assert set(Store.open(path).rows(KEYS[0], MACHINES[0])) == {"hash0", "hash1"}
 
 
+@pytest.mark.turn(3, 4)
 @pytest.mark.filterwarnings("ignore:store. got a corrupt file")
 def test_processes_that_find_the_same_corruption_set_it_aside_once(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
