@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -149,6 +150,16 @@ def moved(c: torch.Tensor | None, product: torch.Tensor) -> torch.Tensor | None:
 def test_a_broken_gemm_is_found(name: str) -> None:
     text, subject = BROKEN[name]
     assert_found(text, name, subject)
+
+
+@pytest.mark.parametrize(("variant", "read"), [("", torch.isnan), ("infinite", torch.isinf)])
+def test_beta_0_is_tried_on_nan_and_on_infinity(variant: str, read: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A GEMM that reads numbers of one kind only is wrong for the case with these, and right for the other."""
+    subject = made(epilogue=lambda p, c, a, b: p * a + (0 if c is None else torch.where(read(c) | (b != 0), c * b, 0)))
+    cases = {case.variant: case for case in cases_of("beta-zero", subject)}
+    for name, case in cases.items():
+        assert judged(subject, case.id).status is (CaseStatus.FAILED if name == variant else CaseStatus.PASSED), case.id
+    assert cases.keys() == {"", "infinite"}
 
 
 def test_a_wrong_corner_is_reported_with_place_and_count() -> None:
