@@ -46,7 +46,8 @@ PROBLEMS: dict[str, tuple[tuple[str, ...], Problem]] = {
         Problem.scaled_mm(512, 4096, 4096, dtype=torch.float8_e4m3fnuz, dtype_b=torch.float8_e4m3fnuz, device_type="cuda"),
     ),
     "scaled_mm of two formats": (
-        ("sm89", "sm90"), Problem.scaled_mm(64, 4096, 4096, dtype=torch.float8_e5m2, dtype_b=torch.float8_e4m3fn, device_type="cuda"),
+        ("sm89", "sm90"),
+        Problem.scaled_mm(64, 4096, 4096, dtype=torch.float8_e5m2, dtype_b=torch.float8_e4m3fn, device_type="cuda"),
     ),
     "scaled_mm by blocks": (("sm90",), Problem.scaled_mm(64, 7168, 4096, scales="block_128x128", device_type="cuda")),
     "mixed_mm one row": (("sm90",), Problem.mixed_mm(1, 4096, 4096, scales="column", prepacked=True, device_type="cuda")),

@@ -60,9 +60,9 @@ def test_measure_limits_gives_plausible_numbers_quickly(label: str, tmp_path: Pa
     torch.manual_seed(3)
     before = torch.get_rng_state()
     with settings.patch(cache_dir=str(tmp_path)):
-        begun = time.perf_counter()
+        begun = time.process_time()
         found = measure_limits(detect("cpu"), label)
-    assert time.perf_counter() - begun < 20
+    assert time.process_time() - begun < 20
     assert set(found) == set(limit_names(label))
     assert 0.5 < found["bandwidth_gbps"] < 5000
     assert 0.5 < found[f"{label}_gflops"] < 500_000
