@@ -132,8 +132,6 @@ def test_the_command_and_the_section_of_a_report(tmp_path, own_store, capsys):
     assert "Regret by measured choices" in text
     assert "<text class=middle" in text or "class=middle>" in text
     assert "svg .middle { text-anchor: middle; }" in text
-    assert cli.run(["report", str(small), "--replay"]) == 2
-    assert "--replay: expected --html too" in capsys.readouterr().err
 
 
 def test_files_that_cannot_be_replayed_are_errors(tmp_path, own_store, capsys):
@@ -143,3 +141,7 @@ def test_files_that_cannot_be_replayed_are_errors(tmp_path, own_store, capsys):
     assert f"cannot read {torn}" in capsys.readouterr().err
     assert cli.run(["replay"]) == 1
     assert "got 0 problems, expected some with enough measured choices" in capsys.readouterr().err
+    assert cli.run(["report", str(torn), "--replay"]) == 2
+    assert "--replay: expected --html too" in capsys.readouterr().err
+    assert cli.run(["report", str(torn), "--replay", "--html", str(tmp_path / "page.html")]) == 1
+    assert f"cannot read {torn}" in capsys.readouterr().err
