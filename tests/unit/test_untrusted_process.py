@@ -54,6 +54,7 @@ def test_a_question_of_pythons_own_modules_is_that_of_their_caller() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 def test_the_children_of_a_process_are_found() -> None:
     with subprocess.Popen(["sleep", "1000"]) as child:
-        assert child.pid in first._children()
+        found = first._children()
         child.kill()
+    assert child.pid in found
     assert child.pid not in first._children()
