@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -112,6 +113,16 @@ def test_one_hot_picks_the_first_and_the_last_of_k() -> None:
     for index in (rows, cols):
         assert index is not None
         assert (int(index[0, 0]), int(index[0, -1])) == (0, 499)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 11, 40), (3, 5, 1, 40), (3, 5, 7, 1), (1, 4, 6, 40)])
+def test_a_part_of_what_one_hot_rows_pick_is_that_part_of_all(shape: tuple[int, int, int, int]) -> None:
+    """Large results are compared by parts, each of some batches and rows."""
+    batch, m, *_ = shape
+    for pick in picks(Problem.bmm(*shape, dtype=F32, device_type="cpu")):
+        whole = pick.exact(slice(0, batch), slice(0, m), torch.float64)
+        for part in itertools.product((slice(0, 1), slice(batch - 1, batch)), (slice(0, m), slice(m - 1, m))):
+            assert torch.equal(pick.exact(*part, torch.float64).nan_to_num(7), whole[part].nan_to_num(7)), part
 
 
 def test_padding_and_guards_of_inputs_are_nan() -> None:
