@@ -236,6 +236,10 @@ BAD_CALLS = {
         lambda: gemmtune.scaled_mm(A, FLOAT8_B, ONE, ONE),
         "scaled_mm: dtype of a: got torch.float32, expected one of float8_e4m3fn, float8_e5m2",
     ),
+    "scaled_mm without a scale": (
+        lambda: gemmtune.scaled_mm(FLOAT8_A, FLOAT8_B, ONE),
+        "scaled_mm: scale_b: got None, expected a tensor, or b as a QuantizedWeight with scales",
+    ),
     "scale type": (
         lambda: gemmtune.scaled_mm(FLOAT8_A, FLOAT8_B, 1.0, ONE),
         "scaled_mm: scale_a must be a torch.Tensor, got float",

@@ -226,6 +226,14 @@ def test_nothing_is_predicted_that_was_never_measured():
     assert (model.gains(dense(64), H100, choices, baseline)[supported] < np.inf).all()
 
 
+def test_a_preset_stands_for_the_measured_gpus_of_its_architecture():
+    """Quick searches of these differ. Other searches, unknown architectures and real devices stand for themselves."""
+    quick, measured = settings.Settings(search="quick"), predictor.shipped_predictor().devices
+    assert {like.name for like in trials.devices_like(preset("sm90"), quick)} == set(measured) >= {H100.name, H200.name}
+    for device, chosen in ((preset("sm90"), settings.Settings(search="default")), (preset("sm80"), quick), (H200, quick)):
+        assert trials.devices_like(device, chosen) == (device,)
+
+
 def test_features_of_kernels_with_one_stage_are_finite():
     problem = dense(64)
     described = [Described.of(f"triton:mm_32x32x32_s{stages}_w4", {}) for stages in (1, 2, 3)]
