@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 from broken_kernels import CPU
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from problem_strategies import mixed_problems, narrow_problems, problems
 from quantized_kernels import terms, unpacked
@@ -60,6 +60,7 @@ def product(problem: Problem, operands: Operands) -> torch.Tensor:
 
 @settings(max_examples=200)
 @given(problem=st.one_of(problems(), narrow_problems(), mixed_problems()), limit=st.sampled_from([2**23, 2**13, 2**10, 2**7, 4]))
+@example(problem=Problem.mixed_mm(1, 1, 1, dtype=F32, scales="tensor", zeros=True, device_type="cpu"), limit=4)
 def test_exact_is_exact(problem: Problem, limit: int) -> None:
     for pick in picks(problem, limit):
         expected, got = known(problem, pick), product(problem, pick.operands)
