@@ -27,6 +27,7 @@ import rotation
 import torch
 import worker_server
 from extras import pytest_runtest_setup
+from hypothesis.internal.conjecture import providers
 from interpreter import interpreting_process
 from parallel import pytest_collection_modifyitems, pytest_ignore_collect, pytest_runtest_protocol, pytest_xdist_auto_num_workers
 from processes import Run
@@ -93,6 +94,9 @@ if sys.platform == "linux":
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, max_examples=100)
 hypothesis.settings.register_profile("nightly", deadline=None, print_blob=True, max_examples=2000)
 hypothesis.settings.load_profile("ci")  # or --hypothesis-profile=nightly
+if hasattr(providers, "_get_local_constants"):
+    # Newer versions draw constants of all modules loaded so far, so examples would depend on the tests that ran before.
+    providers._get_local_constants = providers.Constants
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # for example in a shell script's background processes
     signal.signal(signal.SIGINT, signal.default_int_handler)

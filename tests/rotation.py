@@ -79,7 +79,7 @@ def thinned(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Return the items without cases whose turn it is not.
 
     Of each test marked ``rotates(every)`` one part stays, and at least a case. A test marked ``turn(number, every)`` stays whole in
-    one of so many commits.
+    one of so many commits. A file of which nothing would stay keeps one case.
     """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -90,4 +90,10 @@ def thinned(items: Sequence[pytest.Item]) -> list[pytest.Item]:
         marker = all_of_test[0].get_closest_marker("rotates")
         assert marker is not None
         left_out |= set(all_of_test) - set(rotated(all_of_test, *marker.args, name))
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    for path, all_of_file in files.items():
+        if left_out.issuperset(all_of_file):
+            left_out -= set(rotated(all_of_file, len(all_of_file), path.name))
     return [item for item in items if item not in left_out]

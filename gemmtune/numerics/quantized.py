@@ -148,7 +148,7 @@ def cancelling_range(limit: int, half: int, problem: Problem) -> tuple[int, int,
     fitting = int(math.sqrt(room + added**2 / 4) - added / 2)  # f · (f + added) = room
     if fitting >= 1:
         return min(both, max(fitting, int(room / (of_b + added)))), min(of_b, fitting), 1.0
-    return 1, 1, limit / (4 * half * (1 + added))
+    return 1, 1, limit / (4 * max(half, 1) * (1 + added))
 
 
 def most_factor(k: int, dtype: torch.dtype) -> int:

@@ -5,6 +5,7 @@ The constants of the models are fitted to measurements, so a change of the order
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -15,6 +16,7 @@ from extras import needs
 
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.table import load
+from gemmtune.backends.triton.kernel_choice import KernelChoice
 from gemmtune.choice import Choice
 from gemmtune.device import DeviceInfo, preset
 from gemmtune.problem import Problem
@@ -34,6 +36,7 @@ PROBLEMS: dict[str, tuple[tuple[str, ...], Problem]] = {
     "mm float32": (("sm80", "sm90"), Problem.mm(2048, 1024, 4096, dtype=FP32, layout="nn", device_type="cuda")),
     "mm float32 on a CPU": (("avx2", "avx512", "portable"), Problem.mm(256, 512, 768, dtype=FP32, device_type="cpu")),
     "mm float32 odd": (("sm90",), Problem.mm(70, 1001, 1003, dtype=FP32, layout="nn", device_type="cuda")),
+    "addmm": (("sm90", "sm100"), Problem.addmm(2048, 2048, 4096, bias="mn", device_type="cuda")),
     "bmm": (("sm90",), Problem.bmm(32, 128, 1024, 128, device_type="cuda")),
     "mm_plus_mm": (("sm90",), Problem.mm_plus_mm(1024, 2048, 512, 1024, device_type="cuda")),
     "int_mm": (("sm80", "sm90"), Problem.int_mm(512, 4096, 4096, device_type="cuda")),
@@ -41,6 +44,10 @@ PROBLEMS: dict[str, tuple[tuple[str, ...], Problem]] = {
     "scaled_mm of fnuz": (
         ("gfx942",),
         Problem.scaled_mm(512, 4096, 4096, dtype=torch.float8_e4m3fnuz, dtype_b=torch.float8_e4m3fnuz, device_type="cuda"),
+    ),
+    "scaled_mm of two formats": (
+        ("sm89", "sm90"),
+        Problem.scaled_mm(64, 4096, 4096, dtype=torch.float8_e5m2, dtype_b=torch.float8_e4m3fn, device_type="cuda"),
     ),
     "scaled_mm by blocks": (("sm90",), Problem.scaled_mm(64, 7168, 4096, scales="block_128x128", device_type="cuda")),
     "mixed_mm one row": (("sm90",), Problem.mixed_mm(1, 4096, 4096, scales="column", prepacked=True, device_type="cuda")),
@@ -63,7 +70,14 @@ PROBLEMS: dict[str, tuple[tuple[str, ...], Problem]] = {
 
 
 def described(choice: Choice, device: DeviceInfo) -> str:
-    """Return the choice's name, with the modelled time of a CUDA kernel, its grid, and a digest of all that its launch gets."""
+    """Return the choice's name with what is predicted of it.
+
+    This is the instruction and shared memory of a Triton kernel, or the modelled time of a CUDA kernel, its grid, and a digest of
+    all that its launch gets.
+    """
+    if isinstance(choice, KernelChoice) and device.type != "cpu":
+        expected = dataclasses.astuple(choice.expected(device))
+        return f"{choice.name} {' '.join(map(str, expected))}"
     if not isinstance(choice, CudaChoice):
         return choice.name
     family, problem, config = choice.family, choice.problem, choice.config

@@ -19,7 +19,7 @@ from gemmtune.backends.triton.build import TritonChoice
 from gemmtune.backends.triton.configs import Config, geometry, pool
 from gemmtune.backends.triton.legality import Predicate, check_problem
 from gemmtune.backends.triton.parts import PartsPredicate
-from gemmtune.backends.triton.persistent import persistent_choices
+from gemmtune.backends.triton.persistent import persistent_choices, persistent_resources
 from gemmtune.backends.triton.rank import estimate_us, ranked
 from gemmtune.backends.triton.sums import SumPredicate
 from gemmtune.choice import Choice
@@ -28,7 +28,7 @@ from gemmtune.effort import EFFORT
 from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.settings import Settings
 
-pytestmark = pytest.mark.rotates(2)
+pytestmark = pytest.mark.rotates(4)
 
 GPUS = sorted(name for name, info in PRESETS.items() if info.type != "cpu")
 BACKEND = load("triton")
@@ -205,6 +205,19 @@ def test_each_architecture_has_its_needs() -> None:
     for (kind, problem), needs in NEEDS.items():
         found = {arch: kind(problem, preset(arch)).resources(config) for arch in needs}
         assert {arch: (x.smem_bytes, x.registers) for arch, x in found.items()} == needs, kind
+
+
+def test_a_persistent_kernel_holds_an_added_matrix_in_registers() -> None:
+    """A thread has its part of the tile, or of half of a large tile. A row takes none."""
+    device, size = preset("sm90"), (4096, 4096, 4096)
+    for config, part in (
+        (Config(block_m=128, block_n=64, block_k=64, stages=3, warps=4), 64),
+        (Config(block_m=128, block_n=256, block_k=64, stages=3, warps=8), 64),
+    ):
+        need = persistent_resources(Problem.mm(*size, device_type="cuda"), device, config)
+        added = {bias: Problem.addmm(*size, bias=bias, device_type="cuda") for bias in ("n", "mn")}
+        found = {bias: persistent_resources(problem, device, config).registers for bias, problem in added.items()}
+        assert found == {"n": need.registers, "mn": need.registers + part}
 
 
 def test_more_shared_memory_and_fewer_stages_stay_legal() -> None:

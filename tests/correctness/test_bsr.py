@@ -121,6 +121,12 @@ def times_ones(crow: list[int], col: list[int], **words: Any) -> Callable[[], An
     return lambda: gemmtune.bsr_mm(wrong(crow, col), torch.ones(64, 1, **words))
 
 
+def blocks_of(rows: int, cols: int) -> torch.Tensor:
+    """Return a weight without blocks, each of which would have so many rows and columns."""
+    crow, col = torch.zeros(32 // max(rows, 1) + 1, dtype=torch.int32), torch.zeros(0, dtype=torch.int32)
+    return torch.sparse_bsr_tensor(crow, col, torch.ones(0, rows, cols), size=(32, 64), check_invariants=False)
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "unsorted": (times_ones([0, 1, 3], [0, 3, 2]), r"col_indices\[2\] = 2 follows 3 in block row 1"),
     "repeated": (times_ones([0, 2, 3], [1, 1, 0]), r"col_indices\[1\] = 1 follows 1 in block row 0"),
@@ -134,6 +140,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "shape": (lambda: gemmtune.bsr_mm(wrong([0, 0, 0], []), torch.ones(32, 1)), r"got bsr \[32, 64\] and x \[32, 1\]"),
     "complex alpha": (lambda: gemmtune.bsr_addmm(torch.ones(1), STRIPE, ONES, alpha=2j), "alpha: got 2j, expected a number"),
     "no weight": (lambda: gemmtune.bsr_addmm(torch.ones(1), [1], ONES), "must be a sparse_bsr tensor, got list"),
+    "blocks without rows": (lambda: gemmtune.bsr_mm(blocks_of(0, 16), ONES), "got blocks of 0x16, expected sides of 1 or more"),
+    "blocks without columns": (lambda: gemmtune.bsr_mm(blocks_of(16, 0), ONES), "got blocks of 16x0, expected sides of 1 or more"),
     "rows": (
         lambda: gemmtune.bsr_addmm(torch.ones(1), STRIPE, ONES, left_alpha=torch.ones(31)),
         r"bsr_addmm: left_alpha: got a tensor of shape \[31\], expected \[32\]",

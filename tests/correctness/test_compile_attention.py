@@ -89,6 +89,7 @@ def wrong_by_the_kernels() -> list[object]:
     return wrong
 
 
+@pytest.mark.turn(0, 4)
 def test_the_kernels_are_attention(interpreted: Run) -> None:
     assert interpreted(wrong_by_the_kernels) == []
 
@@ -123,7 +124,7 @@ def compiled(*given: Tensor, policy: Any = None, **how: Any) -> tuple[Tensor, Wa
         return chosen(*given, **how), watching
 
 
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(0, 4)
 def test_a_graph_runs_ours_without_repeating_heads() -> None:
     q, k, v, bias = operands((8, 4, 96, 64, "causal"))
     got, watching = compiled(q, k, v, bias)
@@ -149,7 +150,7 @@ def found_in(*given: Tensor, **how: Any) -> list[Attention]:
     return [x for graph in graphs for x in attention_of(graph.nodes)]
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(1, 4)
 def test_what_is_found_and_what_stays_torchs() -> None:
     q, k, v, bias = operands((8, 4, 96, 64, "causal"))
     (found,) = found_in(q, k, v, bias)
@@ -163,7 +164,7 @@ def test_what_is_found_and_what_stays_torchs() -> None:
     assert found_in(q, k, v, is_causal=True) == []
 
 
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(0, 4)
 def test_a_graph_for_any_number_of_keys_runs_ours() -> None:
     given = operands((8, 4, 96, 64, "causal"))
     q, k, v, bias = given
@@ -241,6 +242,7 @@ def gpu_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+@pytest.mark.turn(3, 4)
 def test_a_tuned_graph_has_verified_and_timed_configs(gpu_on_a_cpu: pytest.MonkeyPatch) -> None:
     """Tune on a CPU. One config is wrong, and one does not fit."""
     monkeypatch = gpu_on_a_cpu

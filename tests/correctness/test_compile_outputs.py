@@ -73,7 +73,7 @@ def joined_heads(inputs: tuple[Tensor, ...]) -> Heads:
     return model
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(0, 3)
 @pytest.mark.parametrize("grad", [False, True])
 def test_joined_products(grad):
     inputs = tuple(torch.randn(ROWS, 32, generator=torch.Generator().manual_seed(place)) for place in range(len(ENDS)))
@@ -93,6 +93,7 @@ def test_joined_products(grad):
     assert len({x.untyped_storage().data_ptr() for x in found["aliases"][2:]}) == 1
 
 
+@pytest.mark.turn(1, 3)
 def test_joined_products_of_inductor():
     layers = joined_heads((torch.randn(ROWS, 32),) * len(ENDS)).layers[0]
     x = torch.randn(ROWS, 32)
@@ -134,7 +135,7 @@ def forms() -> dict[str, Callable[[], Tensor]]:
     }
 
 
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(2, 3)
 def test_strides_of_products_with_epilogues():
     calls = forms()
     backend.install(policy=FixedPolicy("fused"))

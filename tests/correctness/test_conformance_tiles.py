@@ -78,6 +78,7 @@ def cases_of(wanted: Property, gemm: Subject) -> list[Case]:
     return list(wanted.cases(Scope(traits=gemm.traits)))
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("make", [dense, grouped, sparse])
 def test_bugs_of_large_products_are_found(make: Callable[[Product], Subject]) -> None:
     right = make(torch.matmul)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -34,13 +35,13 @@ FAULTS_OF_TORCH = ("alpha-beta", "subnormal")
 """Properties that torch fails on some CPUs, see below."""
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_right_gemm_conforms(name: str) -> None:
     assert_conforms(name, made())
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in FAULTS_OF_TORCH])
 def test_torch_conforms(name: str) -> None:
     assert_conforms(name, torch_subject(ops=("mm", "addmm", "bmm", "baddbmm")))
@@ -62,7 +63,7 @@ def plain(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("name", ["integers", "one-hot-a", "width", "cancellation", "bound", "grade", "edges", "nan", "overflow"])
 def test_a_function_without_declarations_conforms(name: str) -> None:
     assert_conforms(name, subject_of(plain))
@@ -151,6 +152,16 @@ def test_a_broken_gemm_is_found(name: str) -> None:
     assert_found(text, name, subject)
 
 
+@pytest.mark.parametrize(("variant", "read"), [("", torch.isnan), ("infinite", torch.isinf)])
+def test_beta_0_is_tried_on_nan_and_on_infinity(variant: str, read: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A GEMM that reads numbers of one kind only is wrong for the case with these, and right for the other."""
+    subject = made(epilogue=lambda p, c, a, b: p * a + (0 if c is None else torch.where(read(c) | (b != 0), c * b, 0)))
+    cases = {case.variant: case for case in cases_of("beta-zero", subject)}
+    for name, case in cases.items():
+        assert judged(subject, case.id).status is (CaseStatus.FAILED if name == variant else CaseStatus.PASSED), case.id
+    assert cases.keys() == {"", "infinite"}
+
+
 def test_a_wrong_corner_is_reported_with_place_and_count() -> None:
     outcome = judged(spoiled(clear_corner), "cancellation:mm-f32-64x48x33")
     failure = outcome.failures[0]
@@ -180,7 +191,7 @@ def test_cases_are_allowed_distinct_and_have_ids(name: str, level: Level) -> Non
     assert {case.property_name for case in cases} == {name}
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(6)
 @pytest.mark.parametrize(("level", "most"), [(Level.SMOKE, 900), (Level.FULL, 5000), (Level.EXHAUSTIVE, 26500)])
 def test_levels_keep_to_their_budget(level: Level, most: int) -> None:
     dense = made(ops=("mm", "addmm", "bmm", "baddbmm"), dtypes=("float32", "float16", "bfloat16", "float64"))

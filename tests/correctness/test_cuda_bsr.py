@@ -48,7 +48,7 @@ Verification adds patterns: ends of rows, empty rows, one long row, no blocks at
 """
 
 
-@pytest.mark.turn(0, 3)
+@pytest.mark.turn(0, 6)
 @needs_compiler
 @pytest.mark.parametrize("name", rotated([*CASES], len(CASES), "bsr"))
 def test_results_pass_verification(name: str) -> None:
@@ -56,7 +56,7 @@ def test_results_pass_verification(name: str) -> None:
     assert_right(choice(problem, shape, **launched))
 
 
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(0, 4)
 @needs_compiler
 def test_warps_with_blocks_at_opposite_ends_and_more_words_than_lanes() -> None:
     """Check warps that are as many steps apart as there are stages. x is infinite where no row has a block."""

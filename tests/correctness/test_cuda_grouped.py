@@ -90,7 +90,7 @@ WIDENED: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
 VERIFIED = {f"{kind}{name}": case for kind, cases in (("", CASES), ("widened-", WIDENED)) for name, case in cases.items()}
 
 
-@pytest.mark.turn(1, 3)
+@pytest.mark.turn(0, 3)
 @needs_compiler
 @pytest.mark.parametrize("name", rotated([*VERIFIED], len(VERIFIED), "grouped"))
 def test_groups_of_all_sizes_pass_verification(name: str) -> None:
@@ -118,7 +118,7 @@ ONES: dict[str, tuple[Problem, Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(1, 3)
 @needs_compiler
 @pytest.mark.parametrize("name", rotated([*ONES], len(ONES), "ones"))
 def test_invalid_offsets_write_only_the_result(name: str) -> None:
@@ -132,7 +132,7 @@ def test_invalid_offsets_write_only_the_result(name: str) -> None:
         assert {*memory[10:50].unique().tolist()} <= {-1.0, float(problem.k)}
 
 
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(2, 3)
 @needs_compiler
 def test_many_groups_read_only_their_own_scales() -> None:
     """Check more groups than lanes and a K below one stage. Every fifth group is empty, every third has NaN scales."""

@@ -205,6 +205,7 @@ def test_results_pass_verification(kind: str, name: str) -> None:
     assert_right(made(*cases[name]))
 
 
+@pytest.mark.turn(0, 3)
 @needs_compiler
 def test_hard_to_split_numbers_match_torch() -> None:
     problem = mm(len(HARD), len(HARD) + 1, 72, dtype=F32)
@@ -217,6 +218,7 @@ def test_hard_to_split_numbers_match_torch() -> None:
     assert torch.equal(again.nan_to_num(7.0), out.nan_to_num(7.0)), "torch makes the same planes"
 
 
+@pytest.mark.turn(1, 3)
 @needs_compiler
 @pytest.mark.parametrize("blocks", rotated([2, 3], 2, "blocks that divide K"))
 def test_the_place_of_a_row_shows_from_three_blocks_on(blocks: int) -> None:

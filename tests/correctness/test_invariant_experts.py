@@ -40,6 +40,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch, backend: SummingBackend) -> None: 
     backend.kinds = ("torch", "run")
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe", "GptOss"])
 def test_a_token_has_its_bits_in_any_batch(name: str):
     """Mixtral and Qwen3 gate by halves. gpt-oss has biases, also in its router, gates of its own and transposed matrices."""
@@ -57,6 +58,7 @@ def test_a_token_has_its_bits_in_any_batch(name: str):
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
+@pytest.mark.turn(0, 4)
 def test_graphs_and_gradients_have_the_bits():
     importlib.import_module("gemmtune.integration.huggingface")
     model, ids = model_of("Mixtral"), tokens(3, 4)

@@ -43,6 +43,7 @@ def backward(result: Tensor) -> None:
     thread.join()
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("kind", ["int8", "int4", "float8"])
 def test_a_compiled_graph_of_a_quantized_model(kind, tuned):
     model = gemmtune.quantize_(nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 32)), kind, group=32)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
 import torch
 from broken_kernels import CPU
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from problem_strategies import mixed_problems, narrow_problems, problems
 from quantized_kernels import terms, unpacked
@@ -59,6 +60,7 @@ def product(problem: Problem, operands: Operands) -> torch.Tensor:
 
 @settings(max_examples=200)
 @given(problem=st.one_of(problems(), narrow_problems(), mixed_problems()), limit=st.sampled_from([2**23, 2**13, 2**10, 2**7, 4]))
+@example(problem=Problem.mixed_mm(1, 1, 1, dtype=F32, scales="tensor", zeros=True, device_type="cpu"), limit=4)
 def test_exact_is_exact(problem: Problem, limit: int) -> None:
     for pick in picks(problem, limit):
         expected, got = known(problem, pick), product(problem, pick.operands)
@@ -112,6 +114,16 @@ def test_one_hot_picks_the_first_and_the_last_of_k() -> None:
     for index in (rows, cols):
         assert index is not None
         assert (int(index[0, 0]), int(index[0, -1])) == (0, 499)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 11, 40), (3, 5, 1, 40), (3, 5, 7, 1), (1, 4, 6, 40)])
+def test_a_part_of_what_one_hot_rows_pick_is_that_part_of_all(shape: tuple[int, int, int, int]) -> None:
+    """Large results are compared by parts, each of some batches and rows."""
+    batch, m, *_ = shape
+    for pick in picks(Problem.bmm(*shape, dtype=F32, device_type="cpu")):
+        whole = pick.exact(slice(0, batch), slice(0, m), torch.float64)
+        for part in itertools.product((slice(0, 1), slice(batch - 1, batch)), (slice(0, m), slice(m - 1, m))):
+            assert torch.equal(pick.exact(*part, torch.float64).nan_to_num(7), whole[part].nan_to_num(7)), part
 
 
 def test_padding_and_guards_of_inputs_are_nan() -> None:

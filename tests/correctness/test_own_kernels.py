@@ -40,6 +40,7 @@ def target_of(gemm: str) -> str:
     return gemm if ":" in gemm else f"own_gemms:{gemm}"
 
 
+@pytest.mark.turn(1, 4)
 def test_a_declared_reduction_is_proved(own_store: Path):
     """A GEMM that declares nothing, and one that does not hold what it declares, leave the range without a class."""
     refused = {
@@ -69,6 +70,7 @@ def only(*gemms: object, **changes: object):
     return settings.patch(backends=("aten",), extra_choices=gemms, **changes)
 
 
+@pytest.mark.turn(0, 4)
 def test_a_broken_gemm_does_not_affect_others(own_store: Path):
     gemms = ["right", *own_gemms.BROKEN]
     targets = [f"own_gemms:{gemm}" for gemm in gemms]
@@ -120,7 +122,7 @@ def _calls() -> dict[str, tuple[tuple[torch.Tensor, ...], dict[str, object]]]:
     }
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("op", OPS)
 def test_each_operation_is_raced_and_called(op: str, own_store: Path):
     operands, keywords = _calls()[op]
@@ -144,6 +146,7 @@ def test_refusal_names_the_declared_values():
     assert refusal.reason == "op: got mixed_grouped_mm, but ops declares mm"
 
 
+@pytest.mark.turn(0, 4)
 def test_a_gemm_is_picked_called_explained_stored_and_imported_by_another_store(own_store: Path, tmp_path: Path):
     with only(own_gemms.right, choice_denylist_regex="^aten"):
         gemmtune.tune(MM, progress=False)
@@ -170,6 +173,7 @@ def test_graphs_of_torch_compile_call_it(own_store: Path):
     assert [decision.taken for decision in made] == ["alone"]
 
 
+@pytest.mark.turn(1, 4)
 def test_scalars_and_out_are_passed_as_declared(own_store: Path):
     bias = torch.randn(5)
     with only("own_gemms:right_addmm", choice_denylist_regex="^aten"):
@@ -179,7 +183,7 @@ def test_scalars_and_out_are_passed_as_declared(own_store: Path):
             assert gemmtune.explain("addmm", bias, A, B, beta=2.0).pick == "aten:addmm"
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(1, 4)
 def test_a_function_without_declarations_is_observed(own_store: Path):
     gemms = [target_of(gemm) for gemm in own_gemms.UNDECLARED]
     with only(*gemms, tune_in_subprocess=True, search="quick"):
@@ -193,7 +197,7 @@ def test_a_function_without_declarations_is_observed(own_store: Path):
         assert all(o.from_store for o in gemmtune.tune(MM, progress=False)[0].outcomes)
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(3, 4)
 def test_errors_of_a_function_without_declarations_say_what_it_does_not_take(own_store: Path):
     products = {
         "bmm": Problem.bmm(2, 4, 5, 33, dtype=torch.float32, device_type="cpu"),
@@ -208,7 +212,7 @@ def test_errors_of_a_function_without_declarations_say_what_it_does_not_take(own
             assert refused.reason == "not for this problem: NotImplementedError: float32 matrices alone"
 
 
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(2, 4)
 def test_an_undeclared_function_may_sum_in_any_order_where_that_is_allowed(own_store: Path):
     with only(own_gemms.undeclared_in_random_order, tune_in_subprocess=True, search="quick"):
         [strict] = gemmtune.tune(MM, progress=False)
@@ -331,7 +335,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     WORKERS.close()
 
 
-@pytest.mark.turn(0, 3)
+@pytest.mark.turn(3, 6)
 def test_the_example_package_is_installed_and_raced(installed: Path, own_store: Path):
     problem = Problem.mm(37, 70, 50, dtype=torch.float32, layout="nt", device_type="cpu")
     with settings.patch(search="quick", max_profiling_configs=1, tune_in_subprocess=True):
@@ -346,7 +350,7 @@ def test_the_example_package_is_installed_and_raced(installed: Path, own_store: 
         assert len(offers_for(problem, gemmtune.device.detect("cpu"), chosen).choices) == 1
 
 
-@pytest.mark.turn(0, 3)
+@pytest.mark.turn(0, 6)
 def test_the_example_in_triton_is_right(installed: Path, interpreted):
     assert interpreted(raced_by_the_interpreter, str(installed)) == {"aten:mm": "ok", "own:own_kernels.tiled:matmul": "ok"}
 

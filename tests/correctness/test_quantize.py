@@ -24,7 +24,7 @@ from gemmtune import QuantizedWeight, settings
 from gemmtune.errors import InvalidProblemError
 from gemmtune.integration.quantize import dequantize_, flatten_state_dict, unflatten_state_dict
 
-pytestmark = pytest.mark.rotates(2)
+pytestmark = pytest.mark.rotates(4)
 
 transformers = Needed("transformers")
 KINDS = ("int4", "int8", "float8")
@@ -222,7 +222,7 @@ def test_models(name):
         assert close(result(model, inputs), result(dequantized(model), inputs), "int4")
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(3, 4)
 @pytest.mark.parametrize(("name", "kind"), rotated([*itertools.product(["mixtral", "gpt_oss"], KINDS)], 3, "experts"))
 def test_experts(name, kind):
     model, inputs = made(name)

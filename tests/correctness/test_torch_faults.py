@@ -34,6 +34,7 @@ def run(store: Path, isa: str | None) -> dict[str, Any]:
         return other(found_of_torch, store)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("isa", [None, WITHOUT_BF16], ids=["this processor", "one without bfloat16"])
 def test_no_pick_has_the_fault_and_calls_go_on(tmp_path: Path, isa: str | None) -> None:
     found = run(tmp_path / "store.sqlite", isa)

@@ -24,7 +24,7 @@ import triton_jobs
 from interpreter import Run
 from rotation import rotated
 
-pytestmark = pytest.mark.rotates(2)
+pytestmark = pytest.mark.rotates(4)
 
 SMALL = GroupedConfig(block_m=16, block_n=16, block_k=16, stages=1, warps=1)
 WORDS = WordsConfig(block_m=16, block_n=16, block_k=64, stages=1, warps=1)
@@ -82,7 +82,7 @@ VERIFIED = {
 }
 
 
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(2, 4)
 @pytest.mark.parametrize("name", rotated(list(VERIFIED), 6, "grouped"))
 def test_verification_accepts_the_kernels_with_their_own_claims(interpreted: Run, name: str) -> None:
     problem, config = VERIFIED[name]
@@ -104,7 +104,7 @@ def test_the_grid_has_at_most_one_program_per_tile() -> None:
     assert most_tiles(Problem.grouped_mm(3, 16, 16, groups=9, device_type="cpu"), SMALL) == 3
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(3, 4)
 @pytest.mark.parametrize("arch", rotated(["sm80", "sm90"], 2, "grouped"))
 def test_every_config_fits_and_the_best_compile(arch: str) -> None:
     device = preset(arch)

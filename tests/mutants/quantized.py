@@ -18,7 +18,10 @@ __all__ = [
     "factor_read_as_bfloat16",
     "first_group_for_all",
     "float16_saturated",
+    "halves_of_k_in_a_byte",
+    "high_bits_read_twice",
     "int4_read_as_unsigned",
+    "low_bits_read_twice",
     "nibbles_swapped",
     "pairs_clamped_to_16_bits",
     "remainder_with_the_group_before",
@@ -109,11 +112,22 @@ scale_read_as_bfloat16 = _mixed(
 scales_read_as_contiguous = _scales(lambda scale, _: read_at(scale, (scale.shape[1], 1)))
 
 
-def _swapped(weights: Weights) -> Weights:
-    return dataclasses.replace(weights, b=(weights.b >> 4) | (weights.b << 4)) if weights.encoding else weights
+def _bytes(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Gemm:
+    """Return a GEMM that reads other bytes, made of the low and the high four bits, where a byte has two numbers."""
+    return _mixed(
+        lambda weights: dataclasses.replace(weights, b=change(weights.b & 15, weights.b >> 4)) if weights.encoding else weights
+    )
 
 
-nibbles_swapped = _mixed(_swapped)
+def _halves(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    numbers = torch.cat([low, high])
+    return numbers[::2] | numbers[1::2] << 4
+
+
+nibbles_swapped = _bytes(lambda low, high: high | low << 4)
+low_bits_read_twice = _bytes(lambda low, _: low | low << 4)
+high_bits_read_twice = _bytes(lambda _, high: high | high << 4)
+halves_of_k_in_a_byte = _bytes(_halves)
 int4_read_as_unsigned = _mixed(
     lambda weights: dataclasses.replace(weights, encoding="uint4") if weights.encoding == "int4" else weights
 )

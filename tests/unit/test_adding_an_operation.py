@@ -158,7 +158,7 @@ def use_of_a_copy(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.turn(0, 3)
+@pytest.mark.turn(3, 6)
 def test_it_is_tuned_called_differentiated_recorded_compiled_and_tested(tmp_path: Path) -> None:
     told = use_of_a_copy(tmp_path)
     assert told["on a GPU"] == ["aten"]  # the other backends refuse it

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.dispatch.scalars import number
 from gemmtune.errors import InvalidProblemError
 
 
@@ -25,6 +28,34 @@ A, B, BATCH = torch.ones(4, 3), torch.ones(3, 5), torch.ones(2, 4, 3)
 WIDE = torch.ones(8, 16)
 INT8, WEIGHT, ONE = torch.ones(4, 3, dtype=torch.int8), torch.ones(3, 5, dtype=torch.int8), torch.ones(())
 FLOAT8_A, FLOAT8_B = A.to(torch.float8_e4m3fn), B.to(torch.float8_e4m3fn)
+
+FACTORS: dict[str, tuple[object, bool, complex | str]] = {
+    "real": (2 + 0j, False, 2.0),
+    "of complex operands": (2 + 1j, True, 2 + 1j),
+    "real number of complex operands": (2 + 0j, True, 2.0),
+    "complex": (2 + 1j, False, "got (2+1j), expected a number"),
+    "tensor": (torch.tensor([3.0]), False, 3.0),
+    "tensor of two": (torch.ones(2), False, "got a tensor of shape [2], expected a number"),
+    "tensor with gradient": (torch.ones(1, requires_grad=True), False, "got a tensor of shape [1], expected a number"),
+    "numpy": (np.float32(0.5), False, 0.5),
+    "text": ("2", False, "got '2', expected a number"),
+    "largest integer": (2**64 - 1, False, 2**64 - 1),
+    "larger integer": (2**64, False, "got an integer of 65 bits, expected one of at most 64; give a float"),
+    "least integer": (-(2**63), False, -(2**63)),
+    "lesser integer": (-(2**63) - 1, False, "got an integer of 64 bits, expected one of at most 64; give a float"),
+}
+"""By name: a factor, whether the operands are complex, and the number that is taken or the words of the error."""
+
+
+@pytest.mark.parametrize(("given", "of_complex", "expected"), FACTORS.values(), ids=FACTORS)
+def test_a_factor_is_a_number_or_an_error(given, of_complex, expected):
+    if isinstance(expected, str):
+        with pytest.raises(InvalidProblemError, match=re.escape(f"mm: alpha: {expected}")):
+            number("mm", "alpha", given, of_complex=of_complex)
+    else:
+        found = number("mm", "alpha", given, of_complex=of_complex)
+        assert (found, type(found)) == (expected, type(expected))
+
 
 BAD_CALLS = {
     "inner sizes": (
@@ -204,6 +235,10 @@ BAD_CALLS = {
     "scaled_mm of floats": (
         lambda: gemmtune.scaled_mm(A, FLOAT8_B, ONE, ONE),
         "scaled_mm: dtype of a: got torch.float32, expected one of float8_e4m3fn, float8_e5m2",
+    ),
+    "scaled_mm without a scale": (
+        lambda: gemmtune.scaled_mm(FLOAT8_A, FLOAT8_B, ONE),
+        "scaled_mm: scale_b: got None, expected a tensor, or b as a QuantizedWeight with scales",
     ),
     "scale type": (
         lambda: gemmtune.scaled_mm(FLOAT8_A, FLOAT8_B, 1.0, ONE),

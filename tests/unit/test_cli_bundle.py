@@ -63,6 +63,7 @@ def modes(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
 
 
+@pytest.mark.turn(3, 4)
 @pytest.mark.slow
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 def test_image_runs_what_was_tuned(
@@ -130,6 +131,7 @@ def test_what_cannot_be_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (tmp_path / "full" / "file").touch()
         for output, words in (
             (tmp_path / "full", "expected a new or empty folder, or a name that ends with .tar.gz"),
+            (tmp_path / "full" / "file", "expected a new or empty folder, or a name that ends with .tar.gz"),
             (tmp_path / "missing" / "x.tar.gz", "cannot write"),
         ):
             assert cli.run(["bundle", "--output", str(output)]) == 1
@@ -138,12 +140,15 @@ def test_what_cannot_be_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str
         text = capsys.readouterr().out
         assert text == f"{tmp_path}/x.tgz: 0 files, 0.0 MiB; no store\nwithout the C++ look-up: the setting native is off\n"
         (tmp_path / "cache").chmod(0o777)
+    (tmp_path / "empty").mkdir()
     with settings.patch(cache_dir=f"{tmp_path}/full/../cache", store_path=None):
         assert cli.run(["bundle", "--output", str(tmp_path / "y.tgz")]) == 1
         assert "others than its owner can write" in capsys.readouterr().err
     Store.open(tmp_path / "store.sqlite").close()
     with settings.patch(cache_dir=str(tmp_path / "other"), store_path=str(tmp_path / "store.sqlite")):
-        assert cli.run(["bundle", "--output", str(tmp_path / "new" / "folder")]) == 0
+        for folder in (tmp_path / "new" / "folder", tmp_path / "empty"):
+            assert cli.run(["bundle", "--output", str(folder)]) == 0
+            assert modes(folder) == {"store.sqlite": 0o644}
         assert modes(tmp_path / "new") == {"folder": 0o755, "folder/store.sqlite": 0o644}
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -120,9 +119,9 @@ def test_a_wrong_option_is_a_usage_error(in_another_project: Pytest) -> None:
 
 
 def test_the_cases_are_collected_quickly_once_each_and_property_by_property(in_another_project: Pytest) -> None:
-    begun = time.monotonic()
+    begun = os.times()
     done = in_another_project(*SUITE, "--collect-only", "-q")
-    assert time.monotonic() - begun < 30  # 5 s on an idle machine
+    assert os.times().children_user - begun.children_user < 30  # 5 s on a fast core
     assert done.returncode == 0
     ids = [line.partition("[")[2].rstrip("]") for line in done.stdout.splitlines() if "test_property[" in line]
     assert len(ids) == len(set(ids)) > 300
@@ -130,7 +129,7 @@ def test_the_cases_are_collected_quickly_once_each_and_property_by_property(in_a
     assert names == sorted(names, key=list(dict.fromkeys(names)).index)
 
 
-@pytest.mark.turn(2, 3)
+@pytest.mark.turn(2, 6)
 def test_xdist_workers_find_the_same(in_another_project: Pytest, tmp_path: Path) -> None:
     picked = ("-k", "identity and f32", "-q")
     reports = []

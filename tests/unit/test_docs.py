@@ -51,7 +51,7 @@ def cases() -> list[object]:
         compiles = any("torch.compile(" in block.text for block in code)
         slow = any(block.mark == "slow" for block in code) or compiles or page.name in REAL_BACKENDS
         if code:
-            in_turn = [pytest.mark.slow, pytest.mark.turn(len(found) % 2, 2)]
+            in_turn = [pytest.mark.slow, pytest.mark.turn(len(found) % 4, 4)]
             found.append(pytest.param(page, id=page.name, marks=in_turn if slow else []))
     return found
 

@@ -48,7 +48,7 @@ def test_fields_of_a_gpu() -> None:
 @pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
 def test_every_value_is_a_text_and_the_text_is_canonical(device: object) -> None:
     fields = key.fingerprint(device, "eager")  # type: ignore[arg-type]
-    assert all(isinstance(value, str) and value for value in fields.values())
+    assert all(isinstance(value, str) and (value or name == "isa") for name, value in fields.items()), "some CPUs have no isa"
     text = key.fingerprint_text(device, "eager")  # type: ignore[arg-type]
     assert json.loads(text) == fields
     assert text == json.dumps(fields, sort_keys=True, separators=(",", ":"))

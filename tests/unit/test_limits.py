@@ -54,14 +54,15 @@ def test_tf32_has_a_separate_limit() -> None:
 LABELS = ("float32", "bfloat16", "float16", "float64", "int8", "float8_e4m3fn", "float8_e5m2")
 
 
+@pytest.mark.turn(3, 4)
 @pytest.mark.parametrize("label", rotated(LABELS, 3, "limits"))
 def test_measure_limits_gives_plausible_numbers_quickly(label: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
     with settings.patch(cache_dir=str(tmp_path)):
-        begun = time.perf_counter()
+        begun = time.process_time()
         found = measure_limits(detect("cpu"), label)
-    assert time.perf_counter() - begun < 20
+    assert time.process_time() - begun < 20
     assert set(found) == set(limit_names(label))
     assert 0.5 < found["bandwidth_gbps"] < 5000
     assert 0.5 < found[f"{label}_gflops"] < 500_000

@@ -79,8 +79,15 @@ def test_reports_a_missing_library_with_a_remedy(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(found() is None, reason="needs NVRTC (pip install nvidia-cuda-nvrtc)")
-def test_compiles_cubins_and_reports_errors() -> None:
-    compiler = find_nvrtc()
+def test_compiles_cubins_and_reports_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, called, library = find_nvrtc(), list[str](), cubin._library
+
+    class Noted:
+        def __getattr__(self, name: str) -> object:
+            called.append(name)
+            return getattr(library(compiler.path), name)
+
+    monkeypatch.setattr(cubin, "_library", lambda path: Noted())
     options = ["-std=c++17", "--gpu-architecture=sm_90a"]
     assert compiler.cubin('extern "C" __global__ void f(float4* x) { x->y = 1; }', options, "a name")[:4] == b"\x7fELF"
     with pytest.raises(CompileError, match='identifier "undefined" is undefined') as caught:
@@ -88,3 +95,4 @@ def test_compiles_cubins_and_reports_errors() -> None:
     assert str(caught.value).startswith("a name did not compile")
     with pytest.raises(CompileError, match="unrecognized option --no-such-option"):
         compiler.cubin("", ["--no-such-option"], "a name")
+    assert called.count("nvrtcDestroyProgram") == called.count("nvrtcCreateProgram") == 3

@@ -56,6 +56,23 @@ def test_numbers_are_the_nearest_and_products_those_of_the_parts(kind, scales, t
     assert torch.allclose(expected, A @ weight.dequantize(), atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("name", ["grouped_mm", "routed_grouped_mm", "combined_grouped_mm"])
+def test_grouped_operators_take_experts(name, kind):
+    """Three experts serve the pairs of four tokens and two places each."""
+    experts, offs = torch.stack([WEIGHT, 2 * WEIGHT, -WEIGHT]), torch.tensor([3, 4, 8], dtype=torch.int32)
+    tokens, places = torch.randn(4, 256), torch.tensor([3, 0, 2, 1, 7, 5, 4, 6])
+    a, more = {
+        "grouped_mm": (tokens[places // 2], ()),
+        "routed_grouped_mm": (tokens, (places // 2,)),
+        "combined_grouped_mm": (tokens[places // 2], (places, torch.rand(4, 2))),
+    }[name]
+    weight, operator = QuantizedWeight.quantize(experts, kind), getattr(torch.ops.gemmtune, name)
+    result, expected = operator(a, weight, offs, *more), operator(a, weight.dequantize(), offs, *more)
+    rough = 0.1 if kind.startswith("float8") else 1e-4  # a is rounded to 8 bits too
+    assert torch.allclose(result, expected, rtol=rough, atol=rough * float(expected.abs().max()))
+
+
 @pytest.mark.parametrize("scales", ["tensor", "column", "group_128", "block_128x128"])
 def test_scaled_mm_takes_8_bit_floats_with_their_scale(scales):
     weight = QuantizedWeight.quantize(WEIGHT, "float8_e4m3fn", scales=scales)

@@ -32,20 +32,20 @@ TEXTS = ("a" * 100, "ab" * 50 + "!", "1x" * 50, "a_" * 50, "")
 
 
 def test_expressions_that_may_never_end_are_refused_at_once():
-    begun = time.monotonic()
+    begun = time.process_time()
     for pattern in ENDLESS:
         with pytest.raises(ValueError, match=r"ways|characters"):
             compiled(pattern)
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 5
 
 
 def test_others_match_as_those_of_python():
-    begun = time.monotonic()
+    begun = time.process_time()
     for pattern, text in QUICK.items():
         assert compiled(pattern).found(text), pattern
         for other in (*TEXTS, *QUICK.values()):
             assert compiled(pattern).found(other) == (re.search(pattern, other) is not None), (pattern, other)
-    assert time.monotonic() - begun < 10
+    assert time.process_time() - begun < 10
 
 
 def test_google_re2_takes_what_python_may_not_finish(monkeypatch: pytest.MonkeyPatch):
@@ -85,9 +85,9 @@ def test_the_time_of_all_names_is_bounded(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("option", ["--allow", "--deny"])
 def test_the_command_line_names_the_option(option: str, capsys: pytest.CaptureFixture[str]):
-    begun = time.monotonic()
+    begun = time.process_time()
     assert cli.run(["choices", "64x64x64", option, "(a+)+$"]) != 0
-    assert time.monotonic() - begun < 30
+    assert time.process_time() - begun < 30
     text = capsys.readouterr().err
     assert "got '(a+)+$'" in text
     assert "put no * or + within another" in text

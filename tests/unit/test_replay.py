@@ -29,7 +29,7 @@ def at_the_end(curve: Curve) -> dict[str, float]:
     return summary(curve.at(curve.budgets[-1]))
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("first", range(8))
 def test_searches_find_what_was_found_on_an_h200(first: int):
     """The stored choices are those of default searches: this says that today's ranking and variants still lead to the best."""
@@ -116,6 +116,7 @@ def test_failed_choices_have_no_regret():
     assert not found.curves, "a search that finds nothing has no regret"
 
 
+@pytest.mark.turn(1, 4)
 def test_the_command_and_the_section_of_a_report(tmp_path, own_store, capsys):
     out = tmp_path / "x.json"
     assert cli.run(["replay", str(H200), "--every", "100", "--search", "quick", "--order", "tuning", "--json", str(out)]) == 0
@@ -133,8 +134,6 @@ def test_the_command_and_the_section_of_a_report(tmp_path, own_store, capsys):
     assert "Regret by measured choices" in text
     assert "<text class=middle" in text or "class=middle>" in text
     assert "svg .middle { text-anchor: middle; }" in text
-    assert cli.run(["report", str(small), "--replay"]) == 2
-    assert "--replay: expected --html too" in capsys.readouterr().err
 
 
 def test_files_that_cannot_be_replayed_are_errors(tmp_path, own_store, capsys):
@@ -144,3 +143,7 @@ def test_files_that_cannot_be_replayed_are_errors(tmp_path, own_store, capsys):
     assert f"cannot read {torn}" in capsys.readouterr().err
     assert cli.run(["replay"]) == 1
     assert "got 0 problems, expected some with enough measured choices" in capsys.readouterr().err
+    assert cli.run(["report", str(torn), "--replay"]) == 2
+    assert "--replay: expected --html too" in capsys.readouterr().err
+    assert cli.run(["report", str(torn), "--replay", "--html", str(tmp_path / "page.html")]) == 1
+    assert f"cannot read {torn}" in capsys.readouterr().err

@@ -103,6 +103,14 @@ def test_marked_tests_keep_a_part_of_their_cases(pytester: pytest.Pytester, monk
     assert sorted(found) == [f"test_some[{i}]" for i in range(6)]
 
 
+def test_a_file_keeps_a_test(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makeconftest(PLUGIN)
+    pytester.makepyfile("import pytest\n@pytest.mark.turn(1, 3)\n@pytest.mark.parametrize('i', [0, 1])\ndef test(i): pass")
+    for number, count in (0, 1), (1, 2), (2, 1):
+        monkeypatch.setenv(VARIABLE, str(number))
+        assert len(collected(pytester, "-m", "not gpu")) == count
+
+
 @pytest.mark.parametrize(
     ("turn", "arguments", "count"),
     [

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
+import pytest
 import torch
 
+from gemmtune.untrusted.gemm_process import first
 from gemmtune.untrusted.gemm_process.journal import _asker
 from gemmtune.untrusted.gemm_process.manners import in_manner
 
@@ -45,3 +49,12 @@ def test_a_question_of_pythons_own_modules_is_that_of_their_caller() -> None:
     assert asked_by("/python/lib/io.py", "/python/lib/json.py", "/kernels/gemm.py", "/torch.py") == "/kernels/gemm.py"
     package = "/python/lib/site-packages/torch/serialization.py"
     assert asked_by("/python/lib/io.py", package, "/kernels/gemm.py") == package
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_the_children_of_a_process_are_found() -> None:
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        found = first._children()
+        child.kill()
+    assert child.pid in found
+    assert child.pid not in first._children()
