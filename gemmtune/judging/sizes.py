@@ -12,7 +12,7 @@ from ..declaration.labels import DTYPES
 from ..untrusted.turns import Turns
 
 MOST_MACS, MOST_ON_CPU, MOST_ON_GPU = 2**36, 2**26, 2**28
-"""Largest number of multiplications, and of elements of the result, of a model's own inputs."""
+"""Largest number of multiplications, and of elements of the result, of a model's own inputs. Drawn matrices have no more either."""
 NUMBER = re.compile(r"(?<![\w.])(?:(?:1 ?<<|2 ?\*\*) ?)?\d{1,5}(?![\w.])")
 """Numbers, powers of two among them."""
 COMPARED = re.compile(r"[=!<>]=|%|\bin\b|(?<!<)<(?!<)|(?<![->])>(?!>)")
@@ -88,7 +88,7 @@ def usual(macs: int, rng: random.Random) -> Iterator[tuple[int, int, int]]:
     multiples = (256 * rng.randint(3, 5), 256 * rng.randint(3, 5), 256 * rng.randint(3, 5))
     few, many, deep = rng.randint(1, 4), rng.randint(2500, 4000), TILE * rng.randint(64, 93)
     for m, n, k in ((1024, 1024, 1024), (few, many, deep), (many, few, deep), (side, side, side), multiples, (2048, 1024, 1024)):
-        if m * n * k <= macs:
+        if _fits(m, n, k, macs):
             yield m, n, k
 
 
@@ -102,7 +102,8 @@ def in_turns(numbers: Sequence[int], macs: int, rng: random.Random) -> Iterator[
 def drawn(numbers: Sequence[int], macs: int, rng: random.Random) -> Iterator[tuple[int, int, int]]:
     """Yield M, N and K of at most ``macs`` multiplications: one number for all, or numbers that the source names together.
 
-    Cubes of the numbers that stand most often, as those do that are compared with sizes, come first.
+    Cubes of the numbers that stand most often, as those do that are compared with sizes, come first. No matrix has more than
+    ``MOST_ON_CPU`` elements: one of 2 and 31337 would have four gigabytes.
     """
     seen: set[tuple[int, int, int]] = set()
     tries = 0
@@ -117,7 +118,12 @@ def drawn(numbers: Sequence[int], macs: int, rng: random.Random) -> Iterator[tup
         ways = [[around] * 3, rng.sample(following, len(following)), [rng.choice(near) for _ in range(3)]]
         m, n, k = (*rng.choice(ways), numbers[at], numbers[at])[:3]
         tries += 1
-        if (m, n, k) not in seen and m * n * k <= macs:
+        if (m, n, k) not in seen and _fits(m, n, k, macs):
             seen.add((m, n, k))
             tries = 0
             yield m, n, k
+
+
+def _fits(m: int, n: int, k: int, macs: int) -> bool:
+    """Return whether these are at most ``macs`` multiplications, and no matrix is too large for copies of it in float64."""
+    return m * n * k <= macs and max(m * n, n * k, m * k) <= MOST_ON_CPU

@@ -34,8 +34,8 @@ NAMES = {MIXED[0]: ("qweight", "scales", "qzeros"), MIXED[2]: ("weight_packed", 
 
 
 @pytest.fixture
-def sglang(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[StandIn]:
-    """A stand-in for SGLang on a CPU, without gemmtune, and tables in force."""
+def sglang(own_store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[StandIn]:
+    """A stand-in for SGLang on a CPU, without gemmtune, and tables in force, of which there are none at first."""
     caplog.set_level(logging.INFO, "sglang.gemmtune")
     with stand_in.on("cpu", monkeypatch) as made, settings.patch(search="quick", backends=("aten", "cpp")):
         yield made

@@ -31,7 +31,7 @@ PACKED = "vLLM packs its weights on a CPU and is faster with them; set GEMMTUNE_
 
 
 @pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[StandIn]:
+def vllm(own_store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[StandIn]:
     """A stand-in for vLLM on a CPU, without gemmtune, and tables in force."""
     caplog.set_level(logging.INFO, "vllm.gemmtune")
     with stand_in.on_cpu(monkeypatch) as made:

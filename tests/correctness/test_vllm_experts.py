@@ -7,6 +7,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ ROWS = 32
 
 
 @pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[StandIn]:
+def vllm(own_store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[StandIn]:
     """A stand-in for vLLM on a CPU with our plugin, and tables in force."""
     caplog.set_level(logging.INFO, "vllm.gemmtune")
     with stand_in.on_cpu(monkeypatch) as made:

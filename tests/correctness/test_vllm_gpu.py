@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ ROWS = (1, 2, 7, 16, 33, 64, 200)
 
 
 @pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[StandIn]:
+def vllm(own_store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[StandIn]:
     """A stand-in for vLLM on a GPU, with our plugin, which may make default tables."""
     made = StandIn("cuda")
     stand_in.install(monkeypatch, made)

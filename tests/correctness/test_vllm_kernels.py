@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ GOOD = MixedConfig((K, N), "uint4b8", 32, False)
 
 
 @pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+def vllm(own_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     """A stand-in for vLLM on a CPU with our plugin, and tables in force."""
     with stand_in.on_cpu(monkeypatch) as made:
         plugin.register()

@@ -368,6 +368,8 @@ def test_sizes_of_the_source_are_drawn_together(tmp_path: Path) -> None:
     assert len(set(drawn)) == len(drawn)
     assert all(m * n * k <= 512**3 for m, n, k in drawn)
     assert list(sizes.drawn([], 512**3, random.Random(1))) == []
+    large = [x for seed in range(40) for x in sizes.drawn([2, 31337, 3, 9], 2**31, random.Random(seed))]
+    assert max(max(m * n, n * k, m * k) for m, n, k in large) <= sizes.MOST_ON_CPU, "copies of an operand would fill the memory"
     (tmp_path / "kernel.py").write_text("side = 1 << 10\nother = 2 ** 9\nhuge = 1 << 99999\n")
     assert sizes.named_in([str(tmp_path)]) == [1024, 512]
     assert sizes.named_in([str(tmp_path / "absent.py"), "/dev/zero"]) == [], "neither is a file"
