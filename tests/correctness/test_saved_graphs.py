@@ -102,7 +102,7 @@ def test_a_graph_is_taken_from_another_cache_only_for_the_same_pass(compiled: di
 @pytest.fixture(scope="module")
 def ahead_of_time(compiled: dict[str, Any], step: Step) -> dict[str, Any]:
     """Return the report of a process that loads what another one compiled ahead of time. One of four starts as a user's does."""
-    (started,) = rotated((True, False, False, False), 4, "started")
+    started = rotated((True, False, False, False), 4, "started")[0]
     return step("ahead_of_time", inductor="third_inductor", store="empty", started=started)
 
 
