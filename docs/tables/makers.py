@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import commands, facts, finetune, generation, integrations, invariant, measured, models, support
+from . import commands, exhaustive, facts, finetune, generation, integrations, invariant, measured, models, support
 
 MAKERS: dict[str, Callable[[], str]] = {
     name: make
-    for part in (facts, commands, support, measured, models, invariant, generation, finetune, integrations)
+    for part in (facts, commands, exhaustive, support, measured, models, invariant, generation, finetune, integrations)
     for name, make in part.MAKERS.items()
 }
