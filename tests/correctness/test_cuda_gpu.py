@@ -98,6 +98,8 @@ CASES: dict[str, tuple[Make, int, Any]] = {
     "one-run-stacked": (lambda k: addmm(136, 264, k, "nt", BF16, "mn"), 4104, cluster("64x32x128_s8_k1_2x1")),
     "one-run-short": (lambda k: mm(136, 100, k), 136, cluster("64x16x128_s10_k1_1x2")),
     "narrow-one-row": (lambda k: mm(1, 1000, k), 7168, narrow_shape(8, 16, 4, 512)),
+    "narrow-three-blocks": (lambda k: mm(8, 6000, k), 4104, narrow_shape(8, 16, 6, 256)),
+    "narrow-four-blocks": (lambda k: addmm(5, 264, k), 2056, narrow_shape(8, 16, 4, 256)),
     "narrow-16-rows": (lambda k: addmm(13, 264, k), 4104, narrow_shape(16, 16, 7, 256, 2)),
     "narrow-tiles-of-rows": (lambda k: mm(61, 1003, k, dtype=F16), 2056, narrow_shape(24, 16, 5, 512, 3)),
     "narrow-wide": (lambda k: biased(mm(40, 520, k)), 1040, narrow_shape(48, 64, 4, 256, 2)),

@@ -470,7 +470,7 @@ def test_each_class_has_likely_choices_at_every_m():
     offered = {(m, x): [choice for choice in both[m] if class_of(choice) == x] for m in both for x in (whole, halves)}
     assert sum(map(len, offered.values())) == sum(map(len, both.values()))
     names = {key: {choice.name.rsplit("_s", maxsplit=1)[0] for choice in choices} for key, choices in offered.items()}
-    assert {"cuda:cluster_64x16x128", "cuda:narrow_8x16x512", "triton:mm_16x16x256"} <= names[1, whole]
+    assert {"cuda:cluster_64x16x128", "cuda:narrow_8x16x256", "triton:mm_16x16x256"} <= names[1, whole]
     assert {"cuda:cluster_64x16x128", "triton:mm_16x32x256"} <= names[1, halves]
     assert {"triton:persistent_128x128x64", "triton:mm_128x256x64"} <= names[4096, whole]
     assert {"triton:persistent_128x128x64", "triton:mm_128x256x64", "triton:runs_128x128x64"} <= names[4096, halves]
