@@ -59,7 +59,7 @@ class Picks:
     def find(self, key: Hashable, op: str, tensors: tuple[Tensor, ...], options: tuple[Hashable, ...] = ()) -> Bound | None:
         """Look up the pick, and keep the result, which is None if torch is faster."""
         found = self.found[key] = bound_for(op, tensors, options)
-        prepare(FOR_NATIVE)
+        prepare(FOR_NATIVE, settings.current())
         return found
 
 

@@ -270,14 +270,18 @@ def open_store(settings: Settings) -> Store:
         return _NOTHING
     path = settings.store_file.absolute()
     with LOCK:
-        store = _stores.get(path)
-        if store is None and settings.store_path is None and (place := folder_of(settings)).untrusted:
-            announce(place, settings)
-            store = _stores[path] = Store(trouble=place.advice)
-        if store is None:
-            store = _stores[path] = Store(Database(path, read_only=_is_read_only(path)))
-            store._with_file(Database.connection, writing=False)
-        return store
+        if path not in _stores:
+            _stores[path] = _opened(path, settings)
+        return _stores[path]
+
+
+def _opened(path: Path, settings: Settings) -> Store:
+    if settings.store_path is None and (place := folder_of(settings)).untrusted:
+        announce(place, settings)
+        return Store(trouble=place.advice)
+    store = Store(Database(path, read_only=_is_read_only(path)))
+    store._with_file(Database.connection, writing=False)
+    return store
 
 
 @atexit.register

@@ -163,7 +163,7 @@ class Multi:
         machine = fingerprint_text(self._device, self._settings.timing)
         known = stored_table(self._class, machine, store, self._kind) if self._settings.tune != "force" else None
         result = tune_rows(
-            self._class, rows, self._device, self._settings, store, Progress(), host_us=host_us(self._device, self._settings),
+            self._class, rows, self._device, self._settings, Progress(), host_us=host_us(self._device, self._settings),
             source=self._candidates, kind=self._kind,
         )  # fmt: skip
         self.table, self._plan = result.table, None

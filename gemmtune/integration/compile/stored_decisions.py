@@ -175,7 +175,7 @@ class StoredDecisions:
     def _candidates(self, problem: Problem) -> Candidates:
         found = self._found.get(problem)
         if found is None:
-            offered = candidates_in_models(problem, self.device, self.settings, self.store)
+            offered = candidates_in_models(problem, self.device, self.settings)
             found = self._found[problem] = offered.stored_anyhow(self.store)
         return found
 
