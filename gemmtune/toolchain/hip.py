@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from ..bounded import Bounded
 from ..errors import ErrorFromChoice, UnavailableError
 from .launcher import MOST_READY, filled
 from .made_once import DAMAGED, DamagedError
@@ -113,7 +114,7 @@ class HipLauncher:
         self.kernel, self.record, self._refuse = kernel, record, refuse
         self._launch = kernel.driver.call.hipModuleLaunchKernel
         self._shape = (kernel.function, *record.grid, record.threads, 1, 1, record.shared_bytes)
-        self._ready: dict[tuple[object, ...], Ready] = {}
+        self._ready = Bounded[tuple[object, ...], Ready](MOST_READY)
 
     def launch(self, stream: int, addresses: tuple[int, ...], alpha: float, beta: float) -> None:
         """Launch on ``stream`` with ``addresses`` in the order of ``record``. Raise ErrorFromChoice if HIP refuses it."""
@@ -126,8 +127,6 @@ class HipLauncher:
     def _prepare(self, key: tuple[object, ...], addresses: tuple[int, ...], scalars: tuple[float, float]) -> Ready:
         memory, start = filled(self.record, addresses, scalars)
         arguments = (ctypes.c_void_p * len(self.record.arguments))(*(start + offset for offset in self.record.arguments))
-        if len(self._ready) >= MOST_READY:
-            self._ready.clear()
         self._ready[key] = ready = Ready(arguments, memory)
         return ready
 

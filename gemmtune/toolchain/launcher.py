@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..bounded import Bounded
 from ..choice import Run, Scalars, Tensors
 from ..errors import ErrorFromChoice
 from ..problem import Problem
@@ -40,8 +41,8 @@ class Launcher:
     def __init__(self, kernel: LoadedKernel, record: Record, refuse: Callable[[str], ErrorFromChoice]) -> None:
         self.kernel, self.record, self._refuse, self._driver = kernel, record, refuse, kernel.driver
         self._function, self._launch = kernel.function, kernel.driver.call.cuLaunchKernelEx
-        self._ready: dict[tuple[object, ...], Ready] = {}
-        self._maps: dict[tuple[int, int], bytes] = {}
+        self._ready = Bounded[tuple[object, ...], Ready](MOST_READY)
+        self._maps = Bounded[tuple[int, int], bytes](MOST_MAPS)
         if status := kernel.require(record.shared_bytes):
             raise refuse(self._driver.message(status))
 
@@ -61,8 +62,6 @@ class Launcher:
         memory, start = filled(record, addresses, scalars, maps)
         arguments = (ctypes.c_void_p * len(record.arguments))(*(start + offset for offset in record.arguments))
         config = _config(record, stream)
-        if len(self._ready) >= MOST_READY:
-            self._ready.clear()
         self._ready[key] = ready = Ready(ctypes.byref(config), arguments, (memory, config))
         return ready
 
@@ -76,8 +75,6 @@ class Launcher:
                 raise self._refuse(f"an operand cannot be described to TMA: {self._driver.message(status)}")
             found = ctypes.string_at(start, MAP_BYTES)
             del memory
-            if len(self._maps) >= MOST_MAPS:
-                self._maps.clear()
             self._maps[number, address] = found
         return found
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...bounded import Bounded
 from ...problem import Layout
 from ...problem.layout import ALIGNED_BYTES
 from ...toolchain.record import MAP_BYTES
@@ -114,13 +115,11 @@ def encoder(description: Description, metadata: Any) -> Callable[[int], Sequence
     """
     make = importlib.import_module("triton.backends.nvidia.driver").make_tensordesc_arg
     more = (None,) * (len(inspect.signature(make).parameters) - 2)
-    known: dict[int, Sequence[Any]] = {}
+    known = Bounded[int, Sequence[Any]](MOST_KNOWN)
 
     def encoded(address: int) -> Sequence[Any]:
         found = known.get(address)
         if found is None:
-            if len(known) >= MOST_KNOWN:
-                known.clear()
             described = _Described(base=Address(address), shape=description.shape, strides=description.strides)
             found = known[address] = tuple(make(described, metadata, *more))
         return found
