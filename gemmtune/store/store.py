@@ -100,7 +100,7 @@ class Store:
 
     def every_limit(self) -> list[Limit]:
         """Return the limits of all machines."""
-        return list({(x.fingerprint, x.name): x for x in self._read(lambda database: list(database.limits()))}.values())
+        return list({x.identity: x for x in self._read(lambda database: list(database.limits()))}.values())
 
     def put_limits(self, fingerprint: str, limits: Mapping[str, float]) -> None:
         """Store measured limits of a machine, replacing those with the same name."""
