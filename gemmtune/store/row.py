@@ -1,7 +1,5 @@
 """Records of a store: measurements, limits, facts for all M, and the checksum that distinguishes a whole one from a corrupt one."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
@@ -151,7 +149,7 @@ class Row(Record):
         return {name: getattr(self, name) for name in self.COLUMNS} | {"status": str(self.status)}
 
     @classmethod
-    def of_group(cls, key: object, fingerprint: object, data: Mapping[str, Any]) -> Row:
+    def of_group(cls, key: object, fingerprint: object, data: Mapping[str, Any]) -> "Row":
         """Build the row from the result of ``in_group``. Raises StoreError for a missing, unknown or illegal field."""
         if wrong := sorted(set(data) ^ set(cls.COLUMNS)):
             raise StoreError(f"got fields that are missing or unknown: {', '.join(wrong)}; expected {', '.join(cls.COLUMNS)}")

@@ -4,8 +4,6 @@ An unusable file never stops a tuning: there is one warning, and measurements st
 file is renamed, never deleted or overwritten, and a new one begins, because measurements can be repeated.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import hashlib
@@ -42,7 +40,7 @@ class Store:
         self._trouble = trouble
 
     @classmethod
-    def open(cls, path: Path | str, *, read_only: bool = False, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Store:
+    def open(cls, path: Path | str, *, read_only: bool = False, busy_timeout_s: float = BUSY_TIMEOUT_S) -> "Store":
         """Open the store in a file, which is made if it is missing (unless ``read_only``).
 
         Raises:

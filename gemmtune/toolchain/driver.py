@@ -1,7 +1,5 @@
 """The CUDA driver, libcuda, through ctypes: loads cubins, encodes tensor maps, launches kernels."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools
@@ -65,7 +63,7 @@ FUNCTIONS: dict[str, list[Any]] = {
 class LoadedKernel:
     """A kernel of a cubin that is loaded in the primary context of one device."""
 
-    def __init__(self, driver: Driver, function: int, device: int, context: int) -> None:
+    def __init__(self, driver: "Driver", function: int, device: int, context: int) -> None:
         self.driver, self.function, self.device, self.context = driver, function, device, context
         self._shared_bytes = 0
         self._lock = threading.Lock()

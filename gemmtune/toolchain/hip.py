@@ -1,7 +1,5 @@
 """The HIP runtime, libamdhip64, through ctypes: loads code objects and launches kernels. The first load looks for the library."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Callable
@@ -35,7 +33,7 @@ LIBRARIES = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6")
 class LoadedHipKernel:
     """A kernel of a code object that is loaded on one device."""
 
-    def __init__(self, driver: Hip, function: int, device: int) -> None:
+    def __init__(self, driver: "Hip", function: int, device: int) -> None:
         self.driver, self.function, self.device = driver, function, device
 
 

@@ -1,7 +1,5 @@
 """Several loaded kernels behind one callable. A table, the first call or the caller picks one for each M."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Hashable, Sequence
@@ -185,7 +183,7 @@ class Multi:
         self._ready.clear()
         return self.table
 
-    def force(self, choice: str | int | None) -> Multi:
+    def force(self, choice: str | int | None) -> "Multi":
         """Run one kernel from now on, given by name or index in ``choices``. None returns to the decisions. Return ``self``.
 
         Raises:
@@ -195,7 +193,7 @@ class Multi:
         self._ready.clear()
         return self
 
-    def freeze(self) -> Multi:
+    def freeze(self) -> "Multi":
         """Unload the kernels that no M uses, and decide nothing from now on. Return ``self``.
 
         Raises:

@@ -4,8 +4,6 @@ A kernel receives a descriptor by value (a ``__grid_constant__`` parameter), and
 copy, so one descriptor serves any number of launches.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import inspect
@@ -62,7 +60,7 @@ class Description:
     block: tuple[int, int]
 
     @classmethod
-    def of(cls, layout: Layout, block: tuple[int, int]) -> Description:
+    def of(cls, layout: Layout, block: tuple[int, int]) -> "Description":
         """Return the description of a layout that ``describable`` accepts."""
         whole = layout if len(layout.size) == 2 else stacked(layout)
         assert whole is not None

@@ -1,7 +1,5 @@
 """Decisions by the store's times of compiled graphs: a GEMM alone, with its epilogue, and horizontally fused."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +43,7 @@ class StoredDecisions:
     """Candidates read from the store since the last measurement."""
 
     @classmethod
-    def here(cls, device: torch.device) -> StoredDecisions:
+    def here(cls, device: torch.device) -> "StoredDecisions":
         """Return the decisions for a device under the current settings."""
         info, settings = detect(device), settings_module.current()
         return cls(device=info, settings=in_models(settings, info), store=open_store(settings))
