@@ -27,7 +27,7 @@ from .persistent import PersistentChoice, PersistentRunsChoice, persistent_choic
 from .rank import select
 from .runs import RunsChoice, RunsConfig
 from .splits.decompose import decomposed_choices
-from .sums import family_of
+from .sums import family_of, predicate_for
 from .swap import SwappedChoice, swapped_choices, transposed
 from .vec import VectorChoice, WordsVectorChoice, vector_choices, words_vector_choices
 
@@ -94,8 +94,7 @@ class TritonBackend:
         return Offers(choices=(*with_recommendation(problem, list(offered(problem, device, settings.search))), *parts))
 
     def _interpreted(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-        family = family_of(problem)
-        predicate = family.predicate(problem, device)
+        predicate, family = predicate_for(problem, device), family_of(problem)
         choices: list[KernelChoice] = []
         refusals: list[Refusal] = []
         for config in INTERPRETER_CONFIGS:
@@ -139,7 +138,7 @@ def offered(problem: Problem, device: DeviceInfo, search: str) -> Iterator[Choic
 
 @functools.lru_cache(maxsize=1024)
 def chosen_configs(problem: Problem, device: DeviceInfo, search: str) -> tuple[Config, ...]:
-    predicate, count = family_of(problem).predicate(problem, device), EFFORT[search].configs["triton:mm"]
+    predicate, count = predicate_for(problem, device), EFFORT[search].configs["triton:mm"]
     chosen = select(predicate, legal_configs(predicate), count)
     if device.type == "hip":
         chosen = with_modes(chosen, count, lambda config: predicate.check(config) is None)

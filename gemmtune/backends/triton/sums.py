@@ -62,6 +62,10 @@ def family_of(problem: Problem) -> type[KernelChoice]:
     return TritonChoice if problem.c is None else SumChoice
 
 
+def predicate_for(problem: Problem, device: DeviceInfo) -> Predicate:
+    return family_of(problem).predicate(problem, device)
+
+
 def products_of(problem: Problem) -> tuple[Problem, Problem]:
     """Return a @ b and c @ d, each with the epilogue of the sum."""
     assert problem.c is not None
