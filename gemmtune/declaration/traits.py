@@ -156,7 +156,7 @@ class Traits:
                 _check_integer(name, value, least)
         for trait in dataclasses.fields(self):
             value = getattr(self, trait.name)
-            if not isinstance(value, bool) and (trait.type == "bool" or (trait.type == "bool | None" and value is not None)):
+            if not isinstance(value, bool) and (trait.type is bool or (trait.type == (bool | None) and value is not None)):
                 raise TraitsError(f"{trait.name}: got {value!r}, expected true or false")
 
     @classmethod
