@@ -57,7 +57,7 @@ def complete(each: Candidates, store: Store, compilation: Compilation | None) ->
     """
     limits = MachineLimits(each.device, each.settings, store)
     while True:
-        _, result = select(each, store, Progress(), compilation, limits=limits)
+        _, result = select(each, Progress(), compilation, limits=limits)
         if result.partial or each.late:
             return False
         names = asked(each, store)

@@ -12,27 +12,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from .device import DeviceInfo
-from .numerics.bounds import Claims
+from .numerics.bounds import Claims as Claims
 from .problem import Problem
 from .settings import Settings
 
 T = TypeVar("T")
-
-__all__ = [
-    "Availability",
-    "Backend",
-    "Choice",
-    "Claims",
-    "Kernel",
-    "Offers",
-    "Prepared",
-    "Refusal",
-    "Run",
-    "RunNew",
-    "Scalars",
-    "Status",
-    "Tensors",
-]
 
 
 class Status(StrEnum):

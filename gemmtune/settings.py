@@ -5,8 +5,6 @@ Only this module reads the environment.
         gemmtune.tune(problem)
 """
 
-from __future__ import annotations
-
 import contextvars
 import dataclasses
 import functools
@@ -139,17 +137,17 @@ class Settings:
         return _tokens.setdefault(self, next(_token_counter))
 
     @functools.cached_property
-    def made_deterministic(self) -> Settings:
+    def made_deterministic(self) -> "Settings":
         """These settings with ``deterministic`` on."""
         return dataclasses.replace(self, deterministic=True)
 
     @functools.cached_property
-    def never_tuning(self) -> Settings:
+    def never_tuning(self) -> "Settings":
         """These settings with ``tune="never"``. Calls of models ask for them."""
         return dataclasses.replace(self, tune="never")
 
     @functools.cached_property
-    def by_torch(self) -> Settings:
+    def by_torch(self) -> "Settings":
         """The settings that run torch's own operations, which hold while ``disable`` is on."""
         kept = {name: getattr(self, name) for name in ("deterministic", "log_file", "store_path", "cache_dir")}
         return Settings(disable=True, tune="never", backends=("aten",), native=False, **kept)

@@ -1,7 +1,5 @@
 """Report of an architecture matrix: counts, failures, text and JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import re
@@ -42,7 +40,7 @@ class MatrixReport:
     left_out: tuple[str, ...]
     """Backends that took no part, or only in part, with the reason."""
     inspections: tuple[Inspection, ...]
-    way: Way
+    way: "Way"
     """Way in which the kernels run on the present GPU."""
     device: str
     """Name of that GPU. Empty without one."""

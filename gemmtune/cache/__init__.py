@@ -59,18 +59,19 @@ def cached(*parts: str) -> Path:
     return (own or place.folder) / name
 
 
-def cache_dir(*parts: str, quietly: bool = False) -> Path:
+def cache_dir(*parts: str, quietly: bool = False, settings: Settings | None = None) -> Path:
     """Return a folder for new files below the cache folder, or below a temporary one. It is made if missing.
 
     Warn once of a temporary folder, unless the files are to be used ``quietly``: they are no kernels. Raises UnavailableError if no
     folder of this machine can be used.
     """
-    place = folder_of(current(), *parts)
+    settings = settings or current()
+    place = folder_of(settings, *parts)
     if not place.problem:
         make_private(place.folder)  # it may have been removed
         return place.folder
     if not quietly:
-        announce(place, current())
+        announce(place, settings)
     own = _own_folder(parts)
     if own is None:
         raise UnavailableError(why_nothing_new(*parts) or "")

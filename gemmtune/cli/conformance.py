@@ -1,7 +1,5 @@
 """``gemmtune conformance``: test any GEMM. Exit status: 0 it conforms, 1 it does not, 2 it could not be tested."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import sys
@@ -97,7 +95,7 @@ def _clean() -> Iterator[None]:
         sys.dont_write_bytecode = before
 
 
-def _run_pytest(options: RunOptions, keyword: str | None, further: Sequence[str], output: CommandOutput) -> int:
+def _run_pytest(options: RunOptions, keyword: str | None, further: Sequence[str], output: "CommandOutput") -> int:
     import pytest  # noqa: PLC0415 - an optional dependency that other commands do not need
 
     folder = Path(str(resources.files("gemmtune.conformance.suite")))

@@ -1,7 +1,5 @@
 """Selection of problems of the store: by shape, by a regular expression of their text, and by machine."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
@@ -33,7 +31,7 @@ class Selection:
     machines: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, shapes: Sequence[str], match: str | None, here: bool) -> Selection:
+    def of(cls, shapes: Sequence[str], match: str | None, here: bool) -> "Selection":
         """Return the selection of the options. Raises click.UsageError for a malformed one."""
         try:
             sizes = tuple(map(parse_shape, shapes))

@@ -1,7 +1,5 @@
 """Options of a run of the suite, checked."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import tomllib
@@ -29,7 +27,7 @@ class RunOptions(Values):
     """Checked options of a run. Raises ConformanceError for illegal ones or missing files, TraitsError for declarations."""
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> RunOptions:
+    def of(cls, values: Mapping[str, Any]) -> "RunOptions":
         """Return options from parsed values, None if not given. ``words`` of repeatable options may be joined by commas."""
         given = {name: value for name, value in values.items() if value is not None}
         for option in OPTIONS:

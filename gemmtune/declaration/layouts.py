@@ -5,8 +5,6 @@ and starts three elements past a 16-byte boundary. ``col~0`` is column-major wit
 a batch's matrices alternate, as those of attention heads do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -56,7 +54,7 @@ class OperandLayout:
     batch: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> OperandLayout:
+    def parse(cls, text: str) -> "OperandLayout":
         """Return the layout of a text such as ``col+4@1``. Raises CaseError for any other text."""
         return _parsed(text)
 

@@ -1,7 +1,5 @@
 """Declarations of a GEMM. The suite tests what is declared, and does not test what is not."""
 
-from __future__ import annotations
-
 import dataclasses
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -158,11 +156,11 @@ class Traits:
                 _check_integer(name, value, least)
         for trait in dataclasses.fields(self):
             value = getattr(self, trait.name)
-            if not isinstance(value, bool) and (trait.type == "bool" or (trait.type == "bool | None" and value is not None)):
+            if not isinstance(value, bool) and (trait.type is bool or (trait.type == (bool | None) and value is not None)):
                 raise TraitsError(f"{trait.name}: got {value!r}, expected true or false")
 
     @classmethod
-    def of(cls, declared: Traits | Mapping[str, Any]) -> Traits:
+    def of(cls, declared: "Traits | Mapping[str, Any]") -> "Traits":
         """Return traits from a mapping of names to plain values, as a file or an attribute has them. Lists become tuples."""
         if isinstance(declared, Traits):
             return declared
@@ -178,7 +176,7 @@ class Traits:
         except (OSError, ValueError, RecursionError) as error:  # tomllib has no limit of nesting
             raise TraitsError(f"traits file {path}: got {error}, expected TOML such as: dtypes = ['float16']") from None
 
-    def changed(self, declared: Mapping[str, Any]) -> Traits:
+    def changed(self, declared: Mapping[str, Any]) -> "Traits":
         """Return these traits with some replaced by ``declared``, a mapping to plain values with lists for tuples."""
         known = {trait.name for trait in dataclasses.fields(self)}
         unknown = sorted(set(declared) - known)

@@ -10,8 +10,6 @@ torch counts most changes of a tensor in its version, but not all. A ``Stamp`` t
 A write that nothing counts is missed on a GPU, and on a CPU if it changes none of these elements. ``prepack`` says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,11 +46,11 @@ def optimizer_steps() -> int:
 class Stamp:
     """The state of some tensors at one moment, for a cache of what was made of their numbers."""
 
-    parts: tuple[_Part, ...]
+    parts: "tuple[_Part, ...]"
     steps: int
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor]) -> Stamp:
+    def of(cls, tensors: Sequence[Tensor]) -> "Stamp":
         """Return the stamp of what these tensors hold now. Take it before their numbers are read."""
         floats = any(x.is_floating_point() for x in tensors)
         return cls(tuple(_Part.of(x) for x in tensors), optimizer_steps() if floats else _NO_STEPS)
@@ -76,7 +74,7 @@ class _Part:
     values: Tensor | None
 
     @classmethod
-    def of(cls, x: Tensor) -> _Part:
+    def of(cls, x: Tensor) -> "_Part":
         elements = _spread(x) if x.device.type == "cpu" else None
         values = None if elements is None else elements.clone()
         storage = StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]

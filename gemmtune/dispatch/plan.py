@@ -1,7 +1,5 @@
 """Plans: a choice bound to one problem and device, with nothing left to decide."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -62,7 +60,7 @@ class Plan:
         object.__setattr__(self, "spans", (*spans, *[None] * (PARTS * sparse)))
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> "Plan":
         """The plan itself. Tables hold plans and objects that have one."""
         return self
 

@@ -1,7 +1,5 @@
 """An operand that kernels may keep in the layout they like best."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from weakref import ref
@@ -93,7 +91,7 @@ class PackedOperand:
         with self._lock:
             self._copies = {name: (Stamp((), 0), copy) for name, (_, copy) in self._copies.items()}
 
-    def __reduce__(self) -> tuple[type[PackedOperand], tuple[torch.Tensor]]:
+    def __reduce__(self) -> "tuple[type[PackedOperand], tuple[torch.Tensor]]":
         """Copies of it, and what is saved, are made of the operand alone: packed copies belong to kernels of this process."""
         return (PackedOperand, (self.tensor,))
 

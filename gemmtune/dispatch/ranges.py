@@ -224,6 +224,6 @@ def _of(
     later = (m for m, key in tuned.items() if any(row.measured_at > measured_at for row in store.rows(key, machine).values()))
 
     def found(x: Segment, problem: Problem) -> Choice | None:
-        return choice_of(x.content_hash, x.backend, problem, device, settings, store, name=x.name)
+        return choice_of(x.content_hash, x.backend, problem, device, settings, name=x.name)
 
     return RangePlan(rows_class, members_of(table, rows_class, device, found), table, frozenset(later), ruled=ruled)

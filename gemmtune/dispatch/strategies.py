@@ -105,7 +105,7 @@ def batch_invariant_choice(request: Request) -> Plan | None:
     if known is None and request.may_tune:
         rows = range(1, max(LEAST_INVARIANT_ROWS, problem.m) + 1)
         cost_us = host_us(device, settings)
-        tune_rows(classes[0], rows, device, settings, request.store, FirstCall(problem), host_us=cost_us)
+        tune_rows(classes[0], rows, device, settings, FirstCall(problem), host_us=cost_us)
         forget_range_plans()
         known = range_plan_for(problem, device, settings)
     found = known.find(problem) if known is not None else "nothing is stored, and tune is 'never'"
@@ -193,7 +193,7 @@ def tuned_pick(request: Request) -> Plan | None:
     listener, candidates, budget_s = FirstCall(request.problem), request.candidates, request.settings.first_call_budget_s
     try:
         candidates = candidates if budget_s is None else candidates.within(budget_s)
-        candidates, result = select(candidates, request.store, listener)
+        candidates, result = select(candidates, listener)
     except (NoWorkerError, ShortMemoryError) as missing:
         request.failed = missing
         return None

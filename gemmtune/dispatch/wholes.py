@@ -1,7 +1,5 @@
 """Operands of several products of one input as one operand: without a copy if they are adjacent in memory, else a kept copy."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass

@@ -18,8 +18,8 @@ from ..errors import UnavailableError
 from ..selector.crossover import sampled_rows
 from ..settings import Settings
 from ..store.exchange import from_json, to_json
-from ..store.row import Row
-from ..store.store import Ranged, Store
+from ..store.row import Limit, Ranged, Row
+from ..store.store import Store
 from ..version import __version__
 from .dealer import Task
 from .kernels import PREFIX, Kernels, unpack
@@ -247,10 +247,9 @@ class Post:
         return to_json(*fresh)  # type: ignore[arg-type] # the lists keep their types
 
 
-def _stamp(record: Any) -> Stamp:
+def _stamp(record: Row | Limit | Ranged) -> Stamp:
     """Return what tells a record from others, and from the same one measured at another time."""
-    identity = record.identity if isinstance(record, Row | Ranged) else (record.fingerprint, record.name)
-    return (*identity, record.measured_at)
+    return (*record.identity, record.measured_at)
 
 
 def _named(compiler: Callable[..., Kernels]) -> Callable[..., tuple[int, Kernels]]:

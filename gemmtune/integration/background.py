@@ -211,8 +211,7 @@ def make_table(job: Job) -> None:
     siblings = _siblings.setdefault((device, chosen), Siblings(device, chosen))
     with use(chosen):
         cost_us, apart = host_us(device, chosen), apart_on(device)
-        where = (device, chosen, open_store(chosen), patience)
-        tune_rows(job.rows_class, job.rows, *where, host_us=cost_us, apart=apart, siblings=siblings)
+        tune_rows(job.rows_class, job.rows, device, chosen, patience, host_us=cost_us, apart=apart, siblings=siblings)
 
 
 class Patience(Progress):

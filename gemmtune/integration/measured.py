@@ -25,7 +25,7 @@ from ..selector.ranges import missing_kernels, tune_rows
 from ..selector.remote import import_meanwhile, prepare_measuring
 from ..selector.siblings import Siblings
 from ..settings import Settings, use
-from ..store.store import Store, open_store
+from ..store.store import open_store
 from ..tuning.tune import MOST_RECORDED, tuned
 
 log = logging.getLogger("gemmtune")
@@ -68,13 +68,13 @@ def without_epilogue(problem: Problem) -> Problem:
     return dataclasses.replace(problem, epilogue=None, out=dataclasses.replace(problem.out, dtype=dtype))
 
 
-def candidates_in_models(problem: Problem, device: DeviceInfo, settings: Settings, store: Store) -> Candidates:
+def candidates_in_models(problem: Problem, device: DeviceInfo, settings: Settings) -> Candidates:
     """Return the candidates for a product of a model. With an epilogue, only the best ones without it if these were measured."""
     cost_us = host_us(device, settings)
     found = candidates_for(problem, device, settings, host_us=cost_us)
     if problem.epilogue is None:
         return found
-    alone = candidates_for(without_epilogue(problem), device, settings, host_us=cost_us).stored(store)
+    alone = candidates_for(without_epilogue(problem), device, settings, host_us=cost_us).stored(open_store(settings))
     return found.narrowed(alone)
 
 
@@ -88,12 +88,11 @@ def tune_products(problems: Iterable[Problem], device: DeviceInfo, settings: Set
         return
     distinct = [p for p in dict.fromkeys(problems) if p.device_type == device.type and p.k > 1]
     with use(settings):
-        store = open_store(settings)
         try:
             for fused in (False, True):
                 wanted = [p for p in distinct if (p.epilogue is not None) == fused]
-                candidates = [candidates_in_models(p, device, settings, store) for p in wanted]
-                for _ in tuned(candidates, store, progress, limits=False):
+                candidates = [candidates_in_models(p, device, settings) for p in wanted]
+                for _ in tuned(candidates, progress, limits=False):
                     pass
         finally:
             progress.close()
@@ -115,14 +114,13 @@ def tune_tables(
     ends = {x: rows or range(1, rounded_up(max(shown, default=1), device) + 1) for x, shown in tables.items()}
     asked = [(x, here, [m for m in tables[x] if m in here][:MOST_COMPARED]) for x, here in ends.items()]
     with use(settings), Siblings(device, settings) as siblings:
-        store = open_store(settings)
         tune = functools.partial(tune_rows, host_us=host_us(device, settings), apart=apart_on(device), siblings=siblings)
         try:
             for (rows_class, here, compared), following in zip(asked, [*asked[1:], None], strict=True):
                 siblings.then(following and functools.partial(missing_kernels, *following, device, settings, siblings))
                 recorded = sorted(set(tables[rows_class]).intersection(here))[:MOST_RECORDED]
                 try:
-                    tune(rows_class, here, device, settings, store, progress, recorded=recorded, compared=compared)
+                    tune(rows_class, here, device, settings, progress, recorded=recorded, compared=compared)
                 except NoValidChoicesError as error:
                     log.warning("torch runs %s: %s", rows_class, error)
         finally:

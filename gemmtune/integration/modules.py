@@ -4,8 +4,6 @@ A forward is a method of the module, stored in its ``__dict__``. The module's ty
 torch.compile skips the guards of unchanged modules only if they have nothing but tensors, modules and methods.
 """
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections.abc import Callable, Collection, Hashable
@@ -52,14 +50,14 @@ class Picks:
     def __init__(self) -> None:
         self.found = Bounded[Hashable, Bound | None]()
 
-    def get(self, key: Hashable) -> Bound | Picks | None:
+    def get(self, key: Hashable) -> "Bound | Picks | None":
         """Return the pick that was found for the key: None for torch, and these picks themselves if none was looked up."""
         return self.found.get(key, self)
 
     def find(self, key: Hashable, op: str, tensors: tuple[Tensor, ...], options: tuple[Hashable, ...] = ()) -> Bound | None:
         """Look up the pick, and keep the result, which is None if torch is faster."""
         found = self.found[key] = bound_for(op, tensors, options)
-        prepare(FOR_NATIVE)
+        prepare(FOR_NATIVE, settings.current())
         return found
 
 

@@ -1,7 +1,5 @@
 """The Recording of a run: each distinct Problem with its count. ``gemmtune tune --recorded`` reads its file."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections import Counter
@@ -57,7 +55,7 @@ class Recording:
         }
 
     @classmethod
-    def from_json(cls, data: object, source: str) -> Recording:
+    def from_json(cls, data: object, source: str) -> "Recording":
         """Return the recording from ``to_json``. Raise InvalidProblemError for other data, with ``source`` and the entry."""
         if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
             got = type(data).__name__
@@ -83,7 +81,7 @@ class Recording:
         write_text(path, json.dumps(self.to_json(), indent=1) + "\n")
 
     @classmethod
-    def read(cls, path: Path | str) -> Recording:
+    def read(cls, path: Path | str) -> "Recording":
         """Read a file of ``write``.
 
         Raises:

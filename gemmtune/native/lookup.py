@@ -70,10 +70,9 @@ class Above:
     packed_type: type
 
 
-def prepare(above: Above) -> None:
+def prepare(above: Above, chosen: settings.Settings) -> None:
     """Load the look-up after a new plan, or compile it in the background if the settings allow it and this process tunes."""
     native.asked_at = time.monotonic()
-    chosen = settings.current()
     if not chosen.native:
         return
     with native.lock:

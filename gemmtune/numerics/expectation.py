@@ -10,8 +10,6 @@ An expectation does not depend on the claims of a GEMM, so one serves all choice
 results with it.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from abc import ABC, abstractmethod
@@ -56,7 +54,7 @@ class Expectation(ABC):
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
         """Yield the expected values of regions of the result under the claimed arithmetic. Waits for the device if sums flush."""
 
-    def of_first_rows(self, m: int) -> Expectation:  # noqa: ARG002 - only sampling subclasses use it
+    def of_first_rows(self, m: int) -> "Expectation":  # noqa: ARG002 - only sampling subclasses use it
         """Return the expectation of the first ``m`` rows of the result."""
         return self
 
@@ -92,7 +90,7 @@ class OneHotExpectation(Expectation):
     """Flag for scales of any value: each product is then rounded a few times."""
 
     @classmethod
-    def of(cls, probe: OneHotProbe, *, scaled: bool = False) -> OneHotExpectation:
+    def of(cls, probe: OneHotProbe, *, scaled: bool = False) -> "OneHotExpectation":
         return cls(name=probe.name, operands=probe.operands, probe=probe, scaled=scaled)
 
     def parts(self, problem: Problem, claims: Claims) -> Iterator[Part]:
@@ -139,7 +137,7 @@ class Referenced(Expectation):
 
             yield Part(region=known.region, sums=sums)
 
-    def of_first_rows(self, m: int) -> Referenced:
+    def of_first_rows(self, m: int) -> "Referenced":
         """Return the expectation for the sampled rows among the first ``m``."""
         return replace(self, references=tuple(x.of_first_rows(m) for x in self.references))
 
@@ -191,7 +189,7 @@ class AbsentExpectation(Expectation):
     present: torch.Tensor
 
     @classmethod
-    def drawn(cls, draw: Drawing, sparsity: Sparsity) -> AbsentExpectation:
+    def drawn(cls, draw: Drawing, sparsity: Sparsity) -> "AbsentExpectation":
         """Draw the expectation of a problem whose a can hold an infinity in its last column."""
         n, k = draw.problem.n, draw.problem.k
         mask = next(mask for _, mask in awkward_masks((n, k), sparsity, draw.device))

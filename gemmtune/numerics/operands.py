@@ -1,7 +1,5 @@
 """Operands of a problem: their values, scales and scalars."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -92,7 +90,7 @@ class Operands:
         """b, or [b; d] if there are two products."""
         return self.b if self.d is None else torch.cat([self.b, self.d], dim=-2)
 
-    def copied(self, most_bytes: int) -> Iterator[Operands]:
+    def copied(self, most_bytes: int) -> "Iterator[Operands]":
         """Yield these operands at other addresses, with the same strides, alignment and memory around them, if they are small."""
         named = self.named
         if self.weight is None and sum(x.untyped_storage().nbytes() for x in named.values()) <= most_bytes:

@@ -5,8 +5,6 @@ of a correct evaluation of each function in the node's precision. If a compariso
 any value may come out, because a pole or an overflow is within reach, the bound is infinite.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +28,7 @@ class Approximate:
     error: torch.Tensor
 
     @classmethod
-    def exactly(cls, value: torch.Tensor) -> Approximate:
+    def exactly(cls, value: torch.Tensor) -> "Approximate":
         """Return ``value`` without an error."""
         return cls(value=value, error=torch.zeros_like(value))
 

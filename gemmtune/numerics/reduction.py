@@ -4,8 +4,6 @@ On one GPU, the tile, the instruction and the library do not show in the bits of
 which partial sums are added. A kernel declares both as a function of its config and of K, and never of M.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence
@@ -50,12 +48,12 @@ class Reduction:
         return text + (f", {self.own}" if self.own else "")
 
     @classmethod
-    def alone(cls, name: str) -> Reduction:
+    def alone(cls, name: str) -> "Reduction":
         """Return the class of a single kernel that promises equal bits for every M."""
         return cls(unit=ALONE, own=name)
 
     @classmethod
-    def declared(cls, text: str, problem: Problem, own: str) -> Reduction:
+    def declared(cls, text: str, problem: Problem, own: str) -> "Reduction":
         """Return the reduction that a user's text declares for a problem. Raises InvalidProblemError for another form."""
         check_text(text)
         unit, length, promoted = _TEXT.fullmatch(text).groups()  # type: ignore[union-attr]

@@ -6,8 +6,6 @@ because their sums stay far below 2^53. Large problems are sampled: a ``Region``
 exist.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -50,7 +48,7 @@ class Reference:
     magnitude: torch.Tensor
     extended: bool = False
 
-    def of_first_rows(self, m: int) -> Reference:
+    def of_first_rows(self, m: int) -> "Reference":
         """Return the part in the first ``m`` rows of the result."""
         rows = self.region.rows
         if rows is None:

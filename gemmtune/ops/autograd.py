@@ -1,7 +1,5 @@
 """Gradients of plain calls, by the rules of the operation's row and by the same operations."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +36,7 @@ class Backward:
     product: Product
 
     @classmethod
-    def strided(cls, operate: Operate) -> Backward:
+    def strided(cls, operate: Operate) -> "Backward":
         """Return the products of strided operands by ``operate``."""
         return cls(operate=operate, product=functools.partial(_product, operate))
 

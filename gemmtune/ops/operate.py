@@ -25,6 +25,7 @@ from ..native.lookup import Above, keep, native, prepare
 from ..operators.library import by_operator
 from ..problem.fused import NAMES
 from ..problem.operations import DENSE_OPS, SPARSE_OPS
+from ..settings import current as current_settings
 from ..settings import given as given_settings
 from .autograd import Backward, differentiated
 
@@ -184,7 +185,7 @@ def _carry_out(key: Hashable | None, call: Call, backward: Backward) -> tuple[Te
         with noted(lambda: problem):
             result, entry = differentiated(call, problem, backward) if call.wants_grad else run(call, problem)
         keep_ready(None if cast else key, entry)
-    prepare(FOR_NATIVE)
+    prepare(FOR_NATIVE, current_settings())
     return result, entry
 
 

@@ -4,8 +4,6 @@ A block serves all query heads that share a head of the keys, so it reads keys a
 imported only to launch the kernels.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Baselines: ratios of gemmtune's pick to torch by problem in ``<folder>/<slug of the device>.json``, alike on equal machines."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -81,7 +79,7 @@ class Baselines:
     entries: dict[tuple[str, str], Baseline] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, folder: str, device: DeviceInfo) -> Baselines:
+    def of(cls, folder: str, device: DeviceInfo) -> "Baselines":
         """Read the baselines of a device, which are empty without a file. Raises GateError if the file is unusable."""
         path = Path(folder) / f"{slug(device)}.json"
         found = cls(path=path, device={"name": device.name, "arch": device.arch})

@@ -4,8 +4,6 @@ Within a block each contender runs once before and once after the other. Driftin
 the other, thus cancel in the ratio. Blocks alternate in which contender comes first.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -45,7 +43,7 @@ class Sampling:
     warm_up_s: float = 0.3
 
     @classmethod
-    def of(cls, device_type: str) -> Sampling:
+    def of(cls, device_type: str) -> "Sampling":
         """Return the sampling for a kind of device. Only a GPU has to warm up, to clocks that it sustains."""
         return cls(warm_up_s=0.1 if device_type == "cpu" else 0.4)
 

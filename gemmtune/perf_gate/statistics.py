@@ -24,8 +24,6 @@ that error, so the α² above becomes α for a candidate that is slower by exact
 protected by its distance to the limit: see benchmarks/gate_operating_point.py.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics
@@ -61,7 +59,7 @@ class Rule:
     visible: float = 1.05
 
     @classmethod
-    def for_suite(cls, problems: int, percent: float = LIMIT) -> Rule:
+    def for_suite(cls, problems: int, percent: float = LIMIT) -> "Rule":
         """Return the rule that keeps false alarms below 0.5% in a suite of that many problems, slower by ``percent`` at most."""
         level = min(LARGEST_LEVEL, math.sqrt(SUITE_ALARMS / max(problems, 1)))
         return cls(level=level, limit=1 + percent / 100, visible=1 + VISIBLE * percent / 100)
@@ -76,7 +74,7 @@ class Estimate:
     count: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
+    def of(cls, values: Sequence[float]) -> "Estimate":
         """Return the estimate from two or more values."""
         return cls(mean=statistics.fmean(values), spread=statistics.stdev(values), count=len(values))
 

@@ -1,7 +1,5 @@
 """Timed subjects as choices: gemmtune's pick, torch's own operation, a choice by name, any function."""
 
-from __future__ import annotations
-
 import collections
 import hashlib
 import math
@@ -62,7 +60,7 @@ class TargetChoice(CalledChoice):
     single result would stay in the cache."""
 
     @classmethod
-    def of(cls, target: str, problem: Problem, device: DeviceInfo) -> TargetChoice:
+    def of(cls, target: str, problem: Problem, device: DeviceInfo) -> "TargetChoice":
         """Return the choice for a function by name. Raises GateError for an epilogue or a packed b, which no function takes."""
         if problem.epilogue is not None or problem.prepacked:
             raise GateError(f"{target}: got {problem}, expected a problem without an epilogue and without a packed b")

@@ -1,7 +1,5 @@
 """A row of the table of operations: its operands, its result, and the properties derived from them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,7 +106,7 @@ class Operation:
         """True for a product for each group of rows of a, or of terms of the sums. ``offs`` [G] holds the end of each group."""
         return self.operand("offs") is not None
 
-    def given(self, roles: Collection[str], *, gated: str = "") -> Operation:
+    def given(self, roles: Collection[str], *, gated: str = "") -> "Operation":
         """Return the row for a call with operands of these ``roles``, without the optional matrices that the call omits.
 
         With an index ``rows``, the number of rows of a is free. With ``gated`` columns, half of the columns of b are gates.

@@ -1,7 +1,5 @@
 """The Problem: the description of a GEMM as a frozen, hashable value."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -77,7 +75,7 @@ class Problem(ProblemFields, Constructors):
         return data | sizes | ({"k2": self.k2} if "c" in own else {})
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Problem:
+    def from_json(cls, data: Mapping[str, Any]) -> "Problem":
         """Return the Problem that ``to_json`` describes. Drop fields of another version if they are empty (None, False, "").
 
         Raises:

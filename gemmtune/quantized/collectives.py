@@ -1,7 +1,5 @@
 """Collectives of torch.distributed with quantized weights, which move the bytes of all parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,14 +30,14 @@ class Flat(HasNoMemory):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     _instead = "give the tensors"
 
-    def __new__(cls, members: list[Tensor]) -> Flat:
+    def __new__(cls, members: list[Tensor]) -> "Flat":
         first, count = members[0], sum(x.numel() for x in members)
         self: Flat = Tensor._make_wrapper_subclass(cls, (count,), dtype=first.dtype, device=first.device)
         self.members = members
         return self
 
     @classmethod
-    def joined(cls, tensors: Sequence[Tensor]) -> Flat:
+    def joined(cls, tensors: Sequence[Tensor]) -> "Flat":
         """Return flat tensors and rows of them as one row."""
         return cls([member for x in tensors for member in (x.members if isinstance(x, cls) else [x])])
 
@@ -66,7 +64,7 @@ class Flat(HasNoMemory):
         """The tensors in memory, those of weights among them."""
         return [part for member in self.members for part in _parts(member)]
 
-    def _member(self, start: int, stop: int, step: int = 1) -> Flat | None:
+    def _member(self, start: int, stop: int, step: int = 1) -> "Flat | None":
         """Return the member between two elements as a row."""
         before = 0
         for member in self.members:

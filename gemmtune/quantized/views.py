@@ -1,7 +1,5 @@
 """Views of a QuantizedWeight as dequantized values: they can be read, and writes into them are refused."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
@@ -85,7 +83,7 @@ class DequantizedView(HasNoMemory):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     _instead = "give clone() of it, a copy of its values"
 
-    def __new__(cls, plain: Tensor) -> DequantizedView:
+    def __new__(cls, plain: Tensor) -> "DequantizedView":
         if type(plain) is Tensor:  # it keeps the memory: some readers, such as safetensors, go past torch's functions
             self = Tensor._make_subclass(cls, plain)
         else:  # torch traces, and its own tensors are wrappers
@@ -120,7 +118,7 @@ class DequantizedView(HasNoMemory):
         return ["plain"], None
 
     @classmethod
-    def __tensor_unflatten__(cls, parts: dict[str, Tensor], _: object, size: object, stride: object) -> DequantizedView:
+    def __tensor_unflatten__(cls, parts: dict[str, Tensor], _: object, size: object, stride: object) -> "DequantizedView":
         return cls(parts["plain"])
 
     def _stable_hash_for_caching(self) -> str:

@@ -56,7 +56,7 @@ class Known:
             "pick": self.outcomes[0].name if self.outcomes else None,
             "speedup_over_torch": self.speedup_over_torch,
             "disturbed": self.disturbed,
-            "choices": [row.to_json() for row in self.rows],
+            "choices": [row.in_group() for row in self.rows],
         }
 
 

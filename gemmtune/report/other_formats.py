@@ -4,8 +4,6 @@ Inductor looks templates up in tables (``torch._inductor.config.lookup_table``).
 reads a file for each layer, with a config for each number of tokens.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping

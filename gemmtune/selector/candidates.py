@@ -16,7 +16,7 @@ from ..filters import HEURISTIC
 from ..problem import Problem
 from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
-from ..store.store import Row, Store
+from ..store.store import Row, Store, open_store
 from .offers import enabled_backends, interleaved, known_variants, named_choice, widest_offers_for
 from .pick import pick
 from .result import ALONE, DISTURBED, LIMIT_S, LIMITS, SETTLED, Outcome
@@ -191,7 +191,7 @@ def candidates_for(problem: Problem, device: DeviceInfo, settings: Settings, *, 
 
 
 def choice_of(
-    content_hash: str, backend: str, problem: Problem, device: DeviceInfo, settings: Settings, store: Store, *, name: str = ""
+    content_hash: str, backend: str, problem: Problem, device: DeviceInfo, settings: Settings, *, name: str = ""
 ) -> Choice | None:
     """Return the choice with that hash: an offer of its backend, or a variant of one.
 
@@ -205,7 +205,7 @@ def choice_of(
         return made
     found = candidates_for(problem, device, dataclasses.replace(settings, backends=(backend,)))
     choice = found.choices.get(content_hash) or known_variants(found.offers.choices, {content_hash}, settings).get(content_hash)
-    choice = choice or found.stored(store).choices.get(content_hash)
+    choice = choice or found.stored(open_store(settings)).choices.get(content_hash)
     if choice is not None or not name:
         return choice
     widest = widest_offers_for(problem, device, dataclasses.replace(settings, backends=(backend,))).choices

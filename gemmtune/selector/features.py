@@ -1,7 +1,5 @@
 """Numbers that describe a choice on a problem, from which its time is predicted. Pure: no GPU, no compiler."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -55,7 +53,7 @@ class Described:
     """Blocks that one multiprocessor runs concurrently."""
 
     @classmethod
-    def of(cls, name: str, info: Mapping[str, Any]) -> Described | None:
+    def of(cls, name: str, info: Mapping[str, Any]) -> "Described | None":
         """Return the description, or None if the family is not among ``FAMILIES``."""
         backend, _, rest = name.partition(":")
         family = backend if backend in FAMILIES else f"{backend}:{_family(rest, info)}"

@@ -10,7 +10,7 @@ import filelock
 from ..cache import cache_dir
 from ..cache.locking import file_lock
 from ..errors import UnavailableError
-from ..settings import Settings, use
+from ..settings import Settings
 
 log = logging.getLogger("gemmtune")
 
@@ -27,8 +27,7 @@ def tuning_lock(settings: Settings, key: str, fingerprint: str, on_wait: Callabl
     with contextlib.ExitStack() as stack:
         waited = False
         try:
-            with use(settings):
-                path = cache_dir("locks", quietly=True) / f"{name}.lock"
+            path = cache_dir("locks", quietly=True, settings=settings) / f"{name}.lock"
             try:
                 stack.enter_context(file_lock(path, 0))
             except filelock.Timeout:

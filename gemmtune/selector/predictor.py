@@ -5,8 +5,6 @@ What their members disagree about is uncertain. A choice counts only near proble
 ``benchmarks/predictor.py`` fits the ensembles and writes the file.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io

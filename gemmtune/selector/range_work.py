@@ -14,7 +14,7 @@ from ..problem import Problem
 from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.key import fingerprint_text
-from ..store.store import Store
+from ..store.store import Store, open_store
 from .accidents import accident
 from .candidates import Candidates, candidates_for, choice_of
 from .finals import refused_after
@@ -87,6 +87,10 @@ class Work:
         """The machine, in the store's format."""
         return fingerprint_text(self.device, self.settings.timing)
 
+    @property
+    def store(self) -> Store:
+        return open_store(self.settings)
+
     def candidates(self, m: int) -> Candidates:
         """Return the choices that compete at an M."""
         problem = self.rows_class.at(m)
@@ -95,12 +99,12 @@ class Work:
         found = candidates_for(problem, self.device, self.settings, host_us=self.host_us)
         return found if self.siblings is None else self.siblings.narrowed(found)
 
-    def found(self, x: Segment, store: Store) -> Choice | None:
+    def found(self, x: Segment) -> Choice | None:
         """Return the choice of a segment at the M where it was found, or None if it no longer exists."""
         problem = self.rows_class.at(x.sampled_m)
         if self.source is not None:
-            return self.source(problem).stored(store).choices.get(x.content_hash)
-        return choice_of(x.content_hash, x.backend, problem, self.device, self.settings, store, name=x.name)
+            return self.source(problem).stored(self.store).choices.get(x.content_hash)
+        return choice_of(x.content_hash, x.backend, problem, self.device, self.settings, name=x.name)
 
     @property
     def disturbed(self) -> str:

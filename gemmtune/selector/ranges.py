@@ -17,7 +17,7 @@ from ..errors import InvalidProblemError, NoValidChoicesError
 from ..filters import why_not_named
 from ..problem.rows import RowClass
 from ..settings import Settings
-from ..store.store import Ranged, Store
+from ..store.store import Ranged, open_store
 from ..timing.memory import require_memory_to_tune
 from ..timing.rounds import BUSY_MARK
 from .candidates import Candidates, Retry
@@ -58,7 +58,6 @@ def tune_rows(
     rows: range,
     device: DeviceInfo,
     settings: Settings,
-    store: Store,
     progress: Progress,
     *,
     host_us: float = 0.0,
@@ -85,27 +84,28 @@ def tune_rows(
     if not rows_class.within(rows):
         raise InvalidProblemError(f"m: got {rows[0]}..{rows[-1]}, none of which is an M of {rows_class}")
     begun = time.perf_counter()
-    work = Work(rows_class, rows, device, settings, host_us, progress, source, limits=MachineLimits(device, settings, store))
+    machine = MachineLimits(device, settings, open_store(settings))
+    work = Work(rows_class, rows, device, settings, host_us, progress, source, limits=machine)
     work.apart, work.compared, work.siblings, work.agreed = apart, compared, siblings, agreed
     kind, waiting = kind or kind_of(settings), functools.partial(progress.message, WAITING)
     locked = product_of(rows_class.key) if settings.batch_invariant else rows_class.key
     with tuning_lock(settings, f"{kind} {locked}", work.fingerprint, waiting):
-        known = stored_table(rows_class, work.fingerprint, store, kind) if settings.tune != "force" else None
-        if known is not None and not (known[0].disturbed and retry == "disturbed") and _serves(known[0], work, store):
+        known = stored_table(rows_class, work.fingerprint, work.store, kind) if settings.tune != "force" else None
+        if known is not None and not (known[0].disturbed and retry == "disturbed") and _serves(known[0], work):
             return RangeResult(rows_class=rows_class, table=known[0], seconds=time.perf_counter() - begun, source="store")
-        found = _measured(work, store, (*recorded, *compared), limits=limits, retry=retry)
-        store.put_ranged(Ranged(key=rows_class.key, fingerprint=work.fingerprint, kind=kind, value=found.table.to_json()))
+        found = _measured(work, (*recorded, *compared), limits=limits, retry=retry)
+        work.store.put_ranged(Ranged(key=rows_class.key, fingerprint=work.fingerprint, kind=kind, value=found.table.to_json()))
     return dataclasses.replace(found, seconds=time.perf_counter() - begun)
 
 
-def _measured(work: Work, store: Store, recorded: Sequence[int], *, limits: bool, retry: Retry) -> RangeResult:
+def _measured(work: Work, recorded: Sequence[int], *, limits: bool, retry: Retry) -> RangeResult:
     invariant = work.settings.batch_invariant
     if invariant:
-        work.agreed = stored_class(work.rows_class, work.device, work.settings, store, others=True) or work.agreed
+        work.agreed = stored_class(work.rows_class, work.device, work.settings, work.store, others=True) or work.agreed
     largest = work.rows_class.at(work.rows_class.within(work.rows)[-1])
     require_memory_to_tune([largest], work.device, work.settings)
     with contextlib.closing(work):
-        _measure_samples(work, store, recorded, limits=limits, retry=retry)
+        _measure_samples(work, recorded, limits=limits, retry=retry)
         table = invariant_table(work, _table) if invariant else _table(work)
     return RangeResult(
         rows_class=work.rows_class,
@@ -132,13 +132,13 @@ def _tuned_rows(work: Work, sampled: list[int]) -> list[int]:
     return sorted({*spread(sampled, apart, work.rows_class.at(sampled[0]).widens_b), *(m for m in work.compared if m in sampled)})
 
 
-def _serves(table: Table, work: Work, store: Store) -> bool:
+def _serves(table: Table, work: Work) -> bool:
     """Return True if a stored table covers the range and its choices, unless excluded, exist. Lost kernels are compiled again."""
     enabled, needed = enabled_backends(work.device, work.settings), []
     if not table.covers(filter(work.rows_class.has, work.rows)):
         return False
     for x in table.segments:
-        choice = work.found(x, store)
+        choice = work.found(x)
         if choice is not None:
             legal = (choice.at(work.rows_class.at(m), work.device) for m in x.kernels)
             needed += [at for at in legal if isinstance(at, Choice)]
@@ -148,14 +148,14 @@ def _serves(table: Table, work: Work, store: Store) -> bool:
     return not precompile(needed, work.settings)
 
 
-def _measure_samples(work: Work, store: Store, recorded: Sequence[int], *, limits: bool, retry: Retry) -> None:
+def _measure_samples(work: Work, recorded: Sequence[int], *, limits: bool, retry: Retry) -> None:
     """Tune some Ms far apart as independent problems, while all kernels compile, then measure the Ms between them.
 
     There, the best choices of both neighbours compete with those that need no compilation.
     """
     sampled = sampled_rows(work.rows, work.rows_class.has, recorded)
     tuned = _tuned_rows(work, sampled)
-    _tune(work, store, tuned, limits=limits, retry=retry)
+    _tune(work, tuned, limits=limits, retry=retry)
     others = [m for m in sampled if m not in tuned] if len(work.choices) > 1 else []
     if work.settings.batch_invariant:
         sample_classes(work, others)
@@ -211,18 +211,18 @@ def _entrants(work: Work, m: int, ready: Iterable[Choice]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _tune(work: Work, store: Store, sampled: Sequence[int], *, limits: bool, retry: Retry) -> None:
+def _tune(work: Work, sampled: Sequence[int], *, limits: bool, retry: Retry) -> None:
     on_cpu = work.device.type == "cpu"
     if not on_cpu and work.settings.tune_in_subprocess:
         prepare_measuring(work.device, work.settings)
     candidates = {m: work.candidates(m) for m in sampled}
-    missing = [] if on_cpu else [c for each in candidates.values() for c in each.stored(store, retry=retry).missing]
+    missing = [] if on_cpu else [c for each in candidates.values() for c in each.stored(work.store, retry=retry).missing]
     with Compilation(missing, work.settings) if work.siblings is None else work.siblings.compiling(missing) as compilation:
         if limits and work.limits is not None:
             work.limits.ensure(work.rows_class.problem, work.progress)
         for m, each in candidates.items():
             work.progress.begin(each.problem, len(sampled))
-            found, result = select(each, store, work.progress, compilation, retry=retry, limits=work.limits)
+            found, result = select(each, work.progress, compilation, retry=retry, limits=work.limits)
             work.progress.end(result)
             work.results[m] = result
             work.sampled.append(m)

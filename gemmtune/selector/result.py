@@ -1,7 +1,5 @@
 """The results of tuning one problem, as values that convert to JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable
@@ -57,7 +55,7 @@ class Outcome:
     info: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @classmethod
-    def of_refusal(cls, refusal: Refusal) -> Outcome:
+    def of_refusal(cls, refusal: Refusal) -> "Outcome":
         """Return an untried choice as an outcome, for complete listings."""
         backend = refusal.name.split(":")[0]
         return cls(name=refusal.name, backend=backend, content_hash="", status=Status.REFUSED, reason=refusal.reason)

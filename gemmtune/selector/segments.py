@@ -1,7 +1,5 @@
 """The table of a class of problems: the choice for each interval of M, and the Ms at which it was verified."""
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +43,7 @@ class Segment:
     kernels: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, choice: Choice, lo: int, hi: int, sampled_m: int, **more: Any) -> Segment:
+    def of(cls, choice: Choice, lo: int, hi: int, sampled_m: int, **more: Any) -> "Segment":
         """Return the segment for ``choice``, which is found again among the choices for ``sampled_m`` rows."""
         return cls(
             lo=lo, hi=hi, name=choice.name, backend=choice.backend, content_hash=choice.content_hash, sampled_m=sampled_m, **more
@@ -113,7 +111,7 @@ class Table:
         return made | {"segments": segments} | more
 
     @classmethod
-    def of(cls, fact: Ranged) -> Table:
+    def of(cls, fact: Ranged) -> "Table":
         """Return the table of a store record. Raises StoreError if it is not what this version's ``to_json`` writes."""
         version = fact.value.get("version")
         if version != VERSION:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from ..choice import Status
 from ..interrupts import finishing
-from ..store.store import Store
+from ..store.store import Store, open_store
 from ..timing.memory import require_memory_to_tune
 from .candidates import Candidates, Retry, opened, row_of
 from .locks import tuning_lock
@@ -21,7 +21,6 @@ from .result import ProblemResult
 
 def select(
     candidates: Candidates,
-    store: Store,
     progress: Progress,
     compilation: Compilation | None = None,
     *,
@@ -36,7 +35,7 @@ def select(
 
     Raises ShortMemoryError if the operands do not fit into the free memory.
     """
-    begun = time.perf_counter()
+    begun, store = time.perf_counter(), open_store(candidates.settings)
     candidates = candidates.stored(store, retry=retry)
     problem, settings = candidates.problem, candidates.settings
     limits = limits or MachineLimits(candidates.device, settings, store)

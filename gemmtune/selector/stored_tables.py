@@ -65,7 +65,7 @@ def _current_class(fact: Ranged, device: DeviceInfo, settings: Settings, store: 
     """
     table, rows_class = Table.of(fact), RowClass(problem=Problem.from_json(json.loads(fact.key)))
     problems = ((x, rows_class.at(x.sampled_m)) for x in table.segments)
-    found = [choice_of(x.content_hash, x.backend, at, device, settings, store, name=x.name) for x, at in problems]
+    found = [choice_of(x.content_hash, x.backend, at, device, settings, name=x.name) for x, at in problems]
     declared = _declared(found)
     if not declared or table.reduction in declared:
         return table.reduction

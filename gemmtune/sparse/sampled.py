@@ -204,11 +204,10 @@ def _time_us(way: _Way, device: torch.device, *, tunes: bool) -> float | None:
     """Return the time by the store's measurement of the product, or None without one. Tune it if the settings allow it."""
     settings, info = settings_module.current(), detect(device)
     candidates = candidates_for(way.problem, info, settings, host_us=host_us(info, settings))
-    store = open_store(settings)
     if not settings.tunes or not tunes:
-        outcome = pick(list(candidates.stored_anyhow(store).known.values()))
+        outcome = pick(list(candidates.stored_anyhow(open_store(settings)).known.values()))
     else:
-        result = select(candidates, store, Progress())[1]
+        result = select(candidates, Progress())[1]
         warn_if_busy(result)
         outcome = result.picked
     return None if outcome is None or outcome.time_us is None else way.times * outcome.time_us + way.copies_us

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
@@ -15,10 +15,10 @@ from ..foreign import parse_json
 from ..replacing import write_text
 from .database import Database
 from .key import canonical, settled_key
-from .row import Limit, Ranged, Row, stored_problem
+from .row import Limit, Ranged, Record, Row, stored_problem
 
-T = TypeVar("T")
-R = TypeVar("R", Row, Ranged)
+R = TypeVar("R", bound=Record)
+KeyedT = TypeVar("KeyedT", Row, Ranged)
 FORMAT = "gemmtune-store"
 VERSION = 1
 MOST_BYTES = 2**30
@@ -48,7 +48,7 @@ class Absorbed:
         return self.added + self.replaced + self.kept
 
 
-def _settled(record: R) -> R:
+def _settled(record: KeyedT) -> KeyedT:
     key = settled_key(record.key)
     return record if key == record.key else dataclasses.replace(record, key=key)
 
@@ -58,7 +58,7 @@ def absorb(database: Database, rows: Iterable[Row], limits: Iterable[Limit], ran
 
     Raises StoreError, and merges nothing, if one cannot have been measured: see ``check_measured``.
     """
-    newest: dict[tuple[str, str, str], Row] = {}
+    newest: dict[tuple[str, ...], Row] = {}
     by_date = attrgetter("measured_at")
     rows, ranged = map(_settled, rows), map(_settled, ranged)
     rows, limits, ranged = sorted(rows, key=by_date), sorted(limits, key=by_date), sorted(ranged, key=by_date)
@@ -119,12 +119,12 @@ def to_json(rows: Sequence[Row], limits: Sequence[Limit], ranged: Sequence[Range
     """Return rows, limits and records for all M as plain values. ``measurements`` has a group for each problem and machine."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in sorted(rows, key=attrgetter("key", "fingerprint", "name", "content_hash")):
-        groups.setdefault(row.scope, []).append(row.to_json())
+        groups.setdefault(row.scope, []).append(row.in_group())
     return {
         "format": FORMAT,
         "version": VERSION,
         "measurements": [{"key": key, "fingerprint": machine, "rows": group} for (key, machine), group in groups.items()],
-        "limits": [dataclasses.asdict(x) for x in sorted(limits, key=attrgetter("fingerprint", "name"))],
+        "limits": [x.to_json() for x in sorted(limits, key=attrgetter("identity"))],
         "ranged": [x.to_json() for x in sorted(ranged, key=attrgetter("identity"))],
     }
 
@@ -149,26 +149,22 @@ def from_json(data: object, source: str) -> tuple[list[Row], list[Limit], list[R
             _check_canonical(group[name], f"{place}.{name}")
         for j, item in enumerate(_list(group["rows"], f"{place}.rows")):
             try:
-                rows.append(Row.from_json(group["key"], group["fingerprint"], _object(item, "")))
+                rows.append(Row.of_group(group["key"], group["fingerprint"], _object(item, "")))
             except StoreError as error:
                 raise StoreError(f"{place}.rows[{j}]: {str(error).removeprefix(': ')}") from None
-    limits = _records(
-        lambda fields: Limit(**fields), top["limits"], f"{source}: limits", Limit.OWNER, (*Limit.OWNER, *Limit.COLUMNS)
-    )
-    return rows, limits, _records(Ranged.from_json, top.get("ranged", []), f"{source}: ranged", Ranged.OWNER)
+    limits = _records(Limit, top["limits"], f"{source}: limits")
+    return rows, limits, _records(Ranged, top.get("ranged", []), f"{source}: ranged")
 
 
-def _records(
-    made: Callable[[dict[str, Any]], T], data: object, place: str, canonical: tuple[str, ...], names: tuple[str, ...] = ()
-) -> list[T]:
-    """Return the records of a list, whose fields in ``canonical`` are such texts."""
-    found: list[T] = []
+def _records(kind: type[R], data: object, place: str) -> list[R]:
+    """Return the records of a list, whose owners are canonical texts."""
+    found: list[R] = []
     for i, entry in enumerate(_list(data, place)):
-        fields = _object(entry, f"{place}[{i}]", names)
-        for name in canonical:
+        fields = _object(entry, f"{place}[{i}]")
+        for name in kind.OWNER:
             _check_canonical(fields.get(name), f"{place}[{i}].{name}")
         try:
-            found.append(made(fields))
+            found.append(kind.from_json(fields))
         except StoreError as error:
             raise StoreError(f"{place}[{i}]: {error}") from None
     return found

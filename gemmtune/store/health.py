@@ -8,8 +8,6 @@ from ..cache.locking import file_lock
 from .database import Database
 from .storefile import FAILURES, corrupt, is_corruption, move_aside
 
-__all__ = ["Health", "check", "contents", "set_aside"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:

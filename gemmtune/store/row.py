@@ -1,7 +1,5 @@
 """Records of a store: measurements, limits, facts for all M, and the checksum that distinguishes a whole one from a corrupt one."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
@@ -24,8 +22,26 @@ class Record:
     __slots__ = ()
     OWNER: ClassVar[tuple[str, ...]] = ("key", "fingerprint")
     COLUMNS: ClassVar[tuple[str, ...]]
+    """Columns, of which the first tells the records of one owner apart."""
     JSON: ClassVar[str] = ""
     """Column that has a mapping, as canonical JSON."""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Values for which the store has at most one record."""
+        return tuple(getattr(self, name) for name in (*self.OWNER, self.COLUMNS[0]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values of all fields."""
+        return {name: getattr(self, name) for name in (*self.OWNER, *self.COLUMNS)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Build the record from the result of ``to_json``. Raises StoreError for a missing, unknown or illegal field."""
+        names = (*cls.OWNER, *cls.COLUMNS)
+        if set(data) != set(names):
+            raise StoreError(f"got fields {', '.join(sorted(data))}, expected {', '.join(names)}")
+        return cls(**data)
 
     @property
     def record(self) -> tuple[Any, ...]:
@@ -128,18 +144,13 @@ class Row(Record):
         """Problem and machine, the key of a look-up."""
         return self.key, self.fingerprint
 
-    @property
-    def identity(self) -> tuple[str, str, str]:
-        """Problem, machine and content hash, for which the store has at most one row."""
-        return self.key, self.fingerprint, self.content_hash
-
-    def to_json(self) -> dict[str, Any]:
+    def in_group(self) -> dict[str, Any]:
         """Return plain values of all fields except key and fingerprint."""
         return {name: getattr(self, name) for name in self.COLUMNS} | {"status": str(self.status)}
 
     @classmethod
-    def from_json(cls, key: object, fingerprint: object, data: Mapping[str, Any]) -> Row:
-        """Build the row from the result of ``to_json``. Raises StoreError for a missing, unknown or illegal field."""
+    def of_group(cls, key: object, fingerprint: object, data: Mapping[str, Any]) -> "Row":
+        """Build the row from the result of ``in_group``. Raises StoreError for a missing, unknown or illegal field."""
         if wrong := sorted(set(data) ^ set(cls.COLUMNS)):
             raise StoreError(f"got fields that are missing or unknown: {', '.join(wrong)}; expected {', '.join(cls.COLUMNS)}")
         for name in ("finalist", "baseline"):
@@ -189,23 +200,6 @@ class Ranged(Record):
         if not isinstance(self.value, dict):
             raise StoreError(f"{self.kind}: got {shown(self.value)}, expected a mapping of names to plain values")
         check_time_of_day(self.measured_at)
-
-    @property
-    def identity(self) -> tuple[str, str, str]:
-        """Class, machine and kind, for which the store has at most one record."""
-        return self.key, self.fingerprint, self.kind
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values of every field."""
-        return {name: getattr(self, name) for name in (*self.OWNER, *self.COLUMNS)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Ranged:
-        """Build the fact from the result of ``to_json``. Raises StoreError for a missing, unknown or illegal field."""
-        names = (*cls.OWNER, *cls.COLUMNS)
-        if set(data) != set(names):
-            raise StoreError(f"got fields {', '.join(sorted(data))}, expected {', '.join(names)}")
-        return cls(**data)
 
 
 def checksum(*values: Any) -> str:

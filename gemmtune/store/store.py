@@ -4,8 +4,6 @@ An unusable file never stops a tuning: there is one warning, and measurements st
 file is renamed, never deleted or overwritten, and a new one begins, because measurements can be repeated.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import hashlib
@@ -42,7 +40,7 @@ class Store:
         self._trouble = trouble
 
     @classmethod
-    def open(cls, path: Path | str, *, read_only: bool = False, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Store:
+    def open(cls, path: Path | str, *, read_only: bool = False, busy_timeout_s: float = BUSY_TIMEOUT_S) -> "Store":
         """Open the store in a file, which is made if it is missing (unless ``read_only``).
 
         Raises:
@@ -100,7 +98,7 @@ class Store:
 
     def every_limit(self) -> list[Limit]:
         """Return the limits of all machines."""
-        return list({(x.fingerprint, x.name): x for x in self._read(lambda database: list(database.limits()))}.values())
+        return list({x.identity: x for x in self._read(lambda database: list(database.limits()))}.values())
 
     def put_limits(self, fingerprint: str, limits: Mapping[str, float]) -> None:
         """Store measured limits of a machine, replacing those with the same name."""
@@ -270,14 +268,18 @@ def open_store(settings: Settings) -> Store:
         return _NOTHING
     path = settings.store_file.absolute()
     with LOCK:
-        store = _stores.get(path)
-        if store is None and settings.store_path is None and (place := folder_of(settings)).untrusted:
-            announce(place, settings)
-            store = _stores[path] = Store(trouble=place.advice)
-        if store is None:
-            store = _stores[path] = Store(Database(path, read_only=_is_read_only(path)))
-            store._with_file(Database.connection, writing=False)
-        return store
+        if path not in _stores:
+            _stores[path] = _opened(path, settings)
+        return _stores[path]
+
+
+def _opened(path: Path, settings: Settings) -> Store:
+    if settings.store_path is None and (place := folder_of(settings)).untrusted:
+        announce(place, settings)
+        return Store(trouble=place.advice)
+    store = Store(Database(path, read_only=_is_read_only(path)))
+    store._with_file(Database.connection, writing=False)
+    return store
 
 
 @atexit.register

@@ -1,7 +1,5 @@
 """Cores that this process may use, and the work of others on them: affinity, CPU quota and throttling, as Linux counts them."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -32,14 +30,14 @@ class Reading:
     periods: tuple[tuple[int, int], ...] = field(default=())
     """Periods of each cgroup with a quota, and those in which it was throttled."""
 
-    def others_share(self, before: Reading) -> float:
+    def others_share(self, before: "Reading") -> float:
         """Return the share that others had of the cores usable at a time: a quota below the allowed cores leaves them room."""
         wall_s = max(self.wall_s - before.wall_s, 1e-9)
         usable = min(self.cores, self.quota)
         others = max((self.busy_s - before.busy_s) - (self.ours_s - before.ours_s), 0.0) / wall_s
         return min(max(others - (self.cores - usable), 0.0) / max(usable, 1e-9), 1.0)
 
-    def throttled_share(self, before: Reading) -> float:
+    def throttled_share(self, before: "Reading") -> float:
         """Return the largest share of its periods in which a cgroup was throttled."""
         parts = [(n - n0, x - x0) for (n, x), (n0, x0) in zip(self.periods, before.periods, strict=False)]
         return max((throttled / count for count, throttled in parts if count > 0), default=0.0)

@@ -1,7 +1,5 @@
 """Memory that a measurement needs, compared with what is free, before operands are made."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 

@@ -6,8 +6,6 @@ several places, because each place changes the time. On a CPU the calls of all c
 times the last cache.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools
@@ -77,7 +75,7 @@ class Timer:
             self._flushed_by = torch.zeros(FLUSH_CACHES * device.l2_bytes // 4, device=self._device)
             self._spacer = torch.zeros(1, device=self._device) if mode == "spaced" else None
 
-    def at(self, part: Problem) -> Timer:
+    def at(self, part: Problem) -> "Timer":
         """Return the timer for ``part`` of fewer rows, which shares memory and has short samples, precise to a few percent."""
         timer = copy.copy(self)
         timer._problem, timer._sets, timer._turns = part, self._rotation.of_rows(part), itertools.count()

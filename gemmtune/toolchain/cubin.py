@@ -1,7 +1,5 @@
 """Cubins from device code: files in the cache, compiled once, by NVRTC (in torch's CUDA wheels or a package) or else nvcc."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.util
@@ -48,7 +46,7 @@ def _nvrtc() -> CubinCompiler:
     return CubinCompiler(name=str(found), compile=functools.partial(_compile_with_nvrtc, found))
 
 
-def _compile_with_nvrtc(found: Nvrtc, text: str, arch: str, made: Path, name: str) -> None:
+def _compile_with_nvrtc(found: "Nvrtc", text: str, arch: str, made: Path, name: str) -> None:
     made.write_bytes(found.cubin(text, [*FLAGS, f"--gpu-architecture={arch}"], name))
 
 

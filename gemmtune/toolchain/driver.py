@@ -1,11 +1,10 @@
 """The CUDA driver, libcuda, through ctypes: loads cubins, encodes tensor maps, launches kernels."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from ctypes import POINTER, c_char_p, c_int, c_uint, c_uint32, c_uint64, c_void_p
 from typing import Any, ClassVar
@@ -20,6 +19,7 @@ MAX_DYNAMIC_SHARED_BYTES = 8
 """Value of CUfunction_attribute."""
 INVALID_CONTEXT = 201
 CAPTURE_ACTIVE = 1
+"""Value of CU_STREAM_CAPTURE_STATUS_ACTIVE and of hipStreamCaptureStatusActive."""
 
 
 class _Value(ctypes.Union):
@@ -62,10 +62,43 @@ FUNCTIONS: dict[str, list[Any]] = {
 """Driver functions in use, with the types of their arguments. All return a CUresult, 0 for success."""
 
 
+class Library(ABC):
+    """Functions of a driver's library, which ``call`` provides by name. Raise UnavailableError if one is missing."""
+
+    title: ClassVar[str]
+    functions: ClassVar[dict[str, list[Any]]]
+    lacking: ClassVar[str]
+    """Error for a library without the function ``{}``."""
+    capture_function: ClassVar[str]
+
+    def __init__(self, library: Any) -> None:
+        for name, types in self.functions.items():
+            function = getattr(library, name, None)
+            if function is None:
+                raise UnavailableError(self.lacking.format(name))
+            function.argtypes, function.restype = types, c_int
+        self.call = library
+
+    @abstractmethod
+    def message(self, status: int) -> str:
+        """Return the text of an error."""
+
+    def capture(self, stream: int) -> int:
+        """Return the number of the capture that a stream is in; 0 for none."""
+        state, number = c_int(), c_uint64()
+        capture_info = getattr(self.call, self.capture_function)
+        status = capture_info(stream, ctypes.byref(state), ctypes.byref(number), None, None, None)
+        return number.value if status == 0 and state.value == CAPTURE_ACTIVE else 0
+
+    def _require(self, status: int) -> None:
+        if status:
+            raise (DamagedError if status in DAMAGED else UnavailableError)(f"{self.title}: {self.message(status)}")
+
+
 class LoadedKernel:
     """A kernel of a cubin that is loaded in the primary context of one device."""
 
-    def __init__(self, driver: Driver, function: int, device: int, context: int) -> None:
+    def __init__(self, driver: "Driver", function: int, device: int, context: int) -> None:
         self.driver, self.function, self.device, self.context = driver, function, device, context
         self._shared_bytes = 0
         self._lock = threading.Lock()
@@ -81,21 +114,20 @@ class LoadedKernel:
             return status
 
 
-class Driver:
-    """The driver's functions from ``library``; ``call`` provides them by name. Raise UnavailableError if one is missing."""
+class Driver(Library):
+    """The CUDA driver."""
+
+    title, functions = "the CUDA driver", FUNCTIONS
+    lacking = "libcuda: got a driver without {}, expected CUDA 12.3 or newer; update the driver"
+    capture_function = "cuStreamGetCaptureInfo_v2"
 
     def __init__(self, library: Any) -> None:
-        for name, types in FUNCTIONS.items():
-            function = getattr(library, name, None)
-            if function is None:
-                raise UnavailableError(f"libcuda: got a driver without {name}, expected CUDA 12.3 or newer; update the driver")
-            function.argtypes, function.restype = types, c_int
-        self.call = library
+        super().__init__(library)
         self._contexts: dict[int, int] = {}
 
     @property
     def capture_info(self) -> int:
-        return self.address("cuStreamGetCaptureInfo_v2")
+        return self.address(self.capture_function)
 
     def message(self, status: int) -> str:
         text = c_char_p()
@@ -130,12 +162,6 @@ class Driver:
             self._require(self.call.cuModuleGetFunction(ctypes.byref(function), module, kernel.encode()))
         return LoadedKernel(self, function.value or 0, device, context)
 
-    def capture(self, stream: int) -> int:
-        """Return the number of the capture that a stream is in; 0 for none."""
-        state, number = c_int(), c_uint64()
-        status = self.call.cuStreamGetCaptureInfo_v2(stream, ctypes.byref(state), ctypes.byref(number), None, None, None)
-        return number.value if status == 0 and state.value == CAPTURE_ACTIVE else 0
-
     def address(self, name: str) -> int:
         """Return the address of one of ``FUNCTIONS``."""
         return ctypes.cast(getattr(self.call, name), c_void_p).value or 0
@@ -150,10 +176,6 @@ class Driver:
                 at, one.data_type, rank, address, sizes, pitches, box, ones, 0, int(one.swizzle), one.promotion, 0
             )
         )
-
-    def _require(self, status: int) -> None:
-        if status:
-            raise (DamagedError if status in DAMAGED else UnavailableError)(f"the CUDA driver: {self.message(status)}")
 
 
 @functools.cache

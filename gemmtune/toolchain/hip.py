@@ -1,19 +1,17 @@
 """The HIP runtime, libamdhip64, through ctypes: loads code objects and launches kernels. The first load looks for the library."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int, c_uint, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from ..errors import ErrorFromChoice, UnavailableError
-from .launcher import MOST_READY, filled
-from .made_once import DAMAGED, DamagedError
+from .driver import Library
+from .launcher import RecordLauncher
 from .record import Record
 
 T = TypeVar("T")
@@ -25,8 +23,6 @@ FUNCTIONS: dict[str, list[Any]] = {
     "hipModuleLaunchKernel": [c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
 }  # fmt: skip
 """HIP functions in use, with the types of their arguments. All return a hipError_t, 0 for success."""
-CAPTURE_ACTIVE = 1
-"""The value of hipStreamCaptureStatusActive."""
 LIBRARIES = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6")
 """Names of the library. torch's own copy is tried first: two copies in one process do not know each other's streams."""
 
@@ -34,21 +30,20 @@ LIBRARIES = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6")
 class LoadedHipKernel:
     """A kernel of a code object that is loaded on one device."""
 
-    def __init__(self, driver: Hip, function: int, device: int) -> None:
+    def __init__(self, driver: "Hip", function: int, device: int) -> None:
         self.driver, self.function, self.device = driver, function, device
 
 
-class Hip:
-    """HIP's functions from ``library``; ``call`` provides them by name. Raise UnavailableError if one is missing."""
+class Hip(Library):
+    """The HIP runtime."""
+
+    title, functions = "the HIP runtime", FUNCTIONS
+    lacking = "libamdhip64: got a library without {}, expected ROCm 6 or newer; update ROCm"
+    capture_function = "hipStreamGetCaptureInfo_v2"
 
     def __init__(self, library: Any) -> None:
-        for name, types in FUNCTIONS.items():
-            function = getattr(library, name, None)
-            if function is None:
-                raise UnavailableError(f"libamdhip64: got a library without {name}, expected ROCm 6 or newer; update ROCm")
-            function.argtypes, function.restype = types, c_int
+        super().__init__(library)
         library.hipGetErrorString.argtypes, library.hipGetErrorString.restype = [c_int], c_char_p
-        self.call = library
 
     def message(self, status: int) -> str:
         text = self.call.hipGetErrorString(status)
@@ -75,16 +70,6 @@ class Hip:
         finally:
             self.call.hipSetDevice(before.value)
 
-    def capture(self, stream: int) -> int:
-        """Return the number of the capture that a stream is in; 0 for none."""
-        state, number = c_int(), c_uint64()
-        status = self.call.hipStreamGetCaptureInfo_v2(stream, ctypes.byref(state), ctypes.byref(number), None, None, None)
-        return number.value if status == 0 and state.value == CAPTURE_ACTIVE else 0
-
-    def _require(self, status: int) -> None:
-        if status:
-            raise (DamagedError if status in DAMAGED else UnavailableError)(f"the HIP runtime: {self.message(status)}")
-
 
 @functools.cache
 def find_hip() -> Hip:
@@ -99,37 +84,22 @@ def find_hip() -> Hip:
     raise UnavailableError(f"the HIP runtime cannot be loaded: {'; '.join(reasons)}; install ROCm, or torch for ROCm")
 
 
-class Ready(NamedTuple):
-    """The complete arguments of a launch. ``kept`` only keeps the memory alive that they point to."""
-
-    arguments: Any
-    kept: object
-
-
-class HipLauncher:
-    """One record on one device: ``launch(stream, addresses, alpha, beta)`` launches it, from any thread."""
+class HipLauncher(RecordLauncher):
+    """Launcher of a code object's kernel."""
 
     def __init__(self, kernel: LoadedHipKernel, record: Record, refuse: Callable[[str], ErrorFromChoice]) -> None:
-        self.kernel, self.record, self._refuse = kernel, record, refuse
+        super().__init__(kernel, record, refuse)
         self._launch = kernel.driver.call.hipModuleLaunchKernel
         self._shape = (kernel.function, *record.grid, record.threads, 1, 1, record.shared_bytes)
-        self._ready: dict[tuple[object, ...], Ready] = {}
 
     def launch(self, stream: int, addresses: tuple[int, ...], alpha: float, beta: float) -> None:
-        """Launch on ``stream`` with ``addresses`` in the order of ``record``. Raise ErrorFromChoice if HIP refuses it."""
         key = (addresses, alpha, beta)
-        ready = self._ready.get(key) or self._prepare(key, addresses, (alpha, beta))
+        ready = self._ready.get(key)
+        if ready is None:
+            ready = self._ready[key] = self._filled(addresses, (alpha, beta))
         status = self._launch(*self._shape, stream, ready.arguments, None)
         if status:
             raise self._refuse(self.kernel.driver.message(status))
-
-    def _prepare(self, key: tuple[object, ...], addresses: tuple[int, ...], scalars: tuple[float, float]) -> Ready:
-        memory, start = filled(self.record, addresses, scalars)
-        arguments = (ctypes.c_void_p * len(self.record.arguments))(*(start + offset for offset in self.record.arguments))
-        if len(self._ready) >= MOST_READY:
-            self._ready.clear()
-        self._ready[key] = ready = Ready(arguments, memory)
-        return ready
 
 
 @functools.lru_cache(maxsize=512)

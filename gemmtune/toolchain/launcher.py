@@ -4,13 +4,15 @@ import ctypes
 import functools
 import struct
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..bounded import Bounded
 from ..choice import Run, Scalars, Tensors
 from ..errors import ErrorFromChoice
 from ..problem import Problem
@@ -29,26 +31,41 @@ BLOCK_ALIGNMENT = 64
 class Ready(NamedTuple):
     """A complete launch. ``kept`` only keeps the memory alive that the other fields point to."""
 
-    config: Any
     arguments: Any
-    kept: tuple[object, ...]
+    kept: object
+    config: Any = None
 
 
-class Launcher:
-    """One record on one device: ``launch(stream, addresses, alpha, beta)``. Other threads launch it too, so it never changes."""
+class RecordLauncher(ABC):
+    """One record on one device, whose ``kernel`` either driver has loaded. Other threads launch it too, so it never changes."""
+
+    def __init__(self, kernel: Any, record: Record, refuse: Callable[[str], ErrorFromChoice]) -> None:
+        self.kernel, self.record, self._refuse = kernel, record, refuse
+        self._ready = Bounded[tuple[object, ...], Ready](MOST_READY)
+
+    @abstractmethod
+    def launch(self, stream: int, addresses: tuple[int, ...], alpha: float, beta: float) -> None:
+        """Launch on ``stream`` with ``addresses`` in the order of ``record``. Raise ErrorFromChoice if the driver refuses it."""
+
+    def _filled(self, addresses: tuple[int, ...], scalars: tuple[float, float], maps: Sequence[bytes] = ()) -> Ready:
+        memory, start = filled(self.record, addresses, scalars, maps)
+        offsets = self.record.arguments
+        return Ready((ctypes.c_void_p * len(offsets))(*(start + offset for offset in offsets)), memory)
+
+
+class Launcher(RecordLauncher):
+    """Launcher of a cubin's kernel."""
 
     def __init__(self, kernel: LoadedKernel, record: Record, refuse: Callable[[str], ErrorFromChoice]) -> None:
-        self.kernel, self.record, self._refuse, self._driver = kernel, record, refuse, kernel.driver
-        self._function, self._launch = kernel.function, kernel.driver.call.cuLaunchKernelEx
-        self._ready: dict[tuple[object, ...], Ready] = {}
-        self._maps: dict[tuple[int, int], bytes] = {}
+        super().__init__(kernel, record, refuse)
+        self._driver, self._function, self._launch = kernel.driver, kernel.function, kernel.driver.call.cuLaunchKernelEx
+        self._maps = Bounded[tuple[int, int], bytes](MOST_MAPS)
         if status := kernel.require(record.shared_bytes):
             raise refuse(self._driver.message(status))
 
     def launch(self, stream: int, addresses: tuple[int, ...], alpha: float, beta: float) -> None:
-        """Launch on ``stream`` with ``addresses`` in the order of ``record``. Raise ErrorFromChoice if the driver refuses it."""
         key = (stream, addresses, alpha, beta)
-        config, arguments, _ = self._ready.get(key) or self._prepare(key, stream, addresses, (alpha, beta))
+        arguments, _, config = self._ready.get(key) or self._prepare(key, stream, addresses, (alpha, beta))
         status = self._launch(config, self._function, arguments, None)
         if status == INVALID_CONTEXT:  # the thread's first use of CUDA: no context is current to it
             status = self._driver.call.cuCtxSetCurrent(self.kernel.context) or self._launch(config, self._function, arguments, None)
@@ -58,12 +75,9 @@ class Launcher:
     def _prepare(self, key: tuple[object, ...], stream: int, addresses: tuple[int, ...], scalars: tuple[float, float]) -> Ready:
         record = self.record
         maps = [self.map(i, addresses[one.operand]) for i, one in enumerate(record.maps)]
-        memory, start = filled(record, addresses, scalars, maps)
-        arguments = (ctypes.c_void_p * len(record.arguments))(*(start + offset for offset in record.arguments))
+        arguments, memory, _ = self._filled(addresses, scalars, maps)
         config = _config(record, stream)
-        if len(self._ready) >= MOST_READY:
-            self._ready.clear()
-        self._ready[key] = ready = Ready(ctypes.byref(config), arguments, (memory, config))
+        self._ready[key] = ready = Ready(arguments, (memory, config), ctypes.byref(config))
         return ready
 
     def map(self, number: int, address: int) -> bytes:
@@ -76,8 +90,6 @@ class Launcher:
                 raise self._refuse(f"an operand cannot be described to TMA: {self._driver.message(status)}")
             found = ctypes.string_at(start, MAP_BYTES)
             del memory
-            if len(self._maps) >= MOST_MAPS:
-                self._maps.clear()
             self._maps[number, address] = found
         return found
 
@@ -153,25 +165,6 @@ class Workspace:
         return torch.zeros(self.size_bytes, dtype=torch.uint8, device=torch.device("cuda", self.device))
 
 
-class Loaded(Protocol):
-    """A kernel that is loaded on a device by either driver."""
-
-    driver: Any
-    device: int
-
-
-class Launching(Protocol):
-    """The interface that ``bind`` calls: a launcher of CUDA or of HIP."""
-
-    @property
-    def record(self) -> Record: ...
-
-    @property
-    def kernel(self) -> Loaded: ...
-
-    def launch(self, stream: int, addresses: tuple[int, ...], alpha: float, beta: float) -> None: ...
-
-
 _workspaces: weakref.WeakValueDictionary[tuple[int, int, int], Workspace] = weakref.WeakValueDictionary()
 
 
@@ -184,13 +177,13 @@ def shared_workspace(capture: Callable[[int], int], size_bytes: int, device: int
     return found
 
 
-def workspace_of(launcher: Launching) -> Workspace:
+def workspace_of(launcher: RecordLauncher) -> Workspace:
     kernel = launcher.kernel
     return shared_workspace(kernel.driver.capture, launcher.record.workspace_bytes, kernel.device, kernel)
 
 
 def bind(
-    launcher: Launching, problem: Problem, name: str, workspace: Workspace | None = None, before: Sequence[Launching] = ()
+    launcher: RecordLauncher, problem: Problem, name: str, workspace: Workspace | None = None, before: Sequence[RecordLauncher] = ()
 ) -> Run:
     """Return a ``choice.Run`` on the current stream of the kernel's device, which launches ``before`` first."""
     record, device = launcher.record, launcher.kernel.device

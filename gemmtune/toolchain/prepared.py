@@ -1,7 +1,5 @@
 """Launches as plain data, which the native look-up executes without the equivalent Python function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -91,7 +89,7 @@ class DriverLaunch(Prepared):
     encode: Callable[[int, int], bytes] | None = None
     encode_map: int = 0
 
-    def swapped(self) -> DriverLaunch:
+    def swapped(self) -> "DriverLaunch":
         """Return the launch with a and b exchanged."""
         other = {A: B, B: A}
         addresses = tuple(replace(x, operand=other.get(x.operand, x.operand)) for x in self.record.addresses)

@@ -1,7 +1,5 @@
 """Launch descriptions of compiled kernels as plain data, for launchers in Python and in C++."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,7 +98,7 @@ class Record:
     aligned: tuple[Aligned, ...] = ()
     workspace_bytes: int = 0
     scratch_bytes: int = 0
-    before: tuple[Record, ...] = ()
+    before: "tuple[Record, ...]" = ()
     alignment: tuple[tuple[int, int], ...] = ()
 
 

@@ -1,7 +1,5 @@
 """Members of a ``multi``: choices by name, and functions of the caller."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import inspect
@@ -46,7 +44,7 @@ class FunctionChoice(CalledChoice):
     function: Callable[..., Any] = field(repr=False)
 
     @classmethod
-    def of(cls, function: Callable[..., Any], problem: Problem, device: DeviceInfo) -> FunctionChoice:
+    def of(cls, function: Callable[..., Any], problem: Problem, device: DeviceInfo) -> "FunctionChoice":
         """Return the choice of a function for a problem.
 
         Raises:

@@ -1,7 +1,5 @@
 """Several loaded kernels behind one callable. A table, the first call or the caller picks one for each M."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Hashable, Sequence
@@ -163,7 +161,7 @@ class Multi:
         machine = fingerprint_text(self._device, self._settings.timing)
         known = stored_table(self._class, machine, store, self._kind) if self._settings.tune != "force" else None
         result = tune_rows(
-            self._class, rows, self._device, self._settings, store, Progress(), host_us=host_us(self._device, self._settings),
+            self._class, rows, self._device, self._settings, Progress(), host_us=host_us(self._device, self._settings),
             source=self._candidates, kind=self._kind,
         )  # fmt: skip
         self.table, self._plan = result.table, None
@@ -185,7 +183,7 @@ class Multi:
         self._ready.clear()
         return self.table
 
-    def force(self, choice: str | int | None) -> Multi:
+    def force(self, choice: str | int | None) -> "Multi":
         """Run one kernel from now on, given by name or index in ``choices``. None returns to the decisions. Return ``self``.
 
         Raises:
@@ -195,7 +193,7 @@ class Multi:
         self._ready.clear()
         return self
 
-    def freeze(self) -> Multi:
+    def freeze(self) -> "Multi":
         """Unload the kernels that no M uses, and decide nothing from now on. Return ``self``.
 
         Raises:

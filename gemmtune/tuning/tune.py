@@ -33,7 +33,7 @@ from ..selector.select import select
 from ..selector.table import TuningResult
 from ..settings import Settings
 from ..store.key import fingerprint_text
-from ..store.store import Store, open_store
+from ..store.store import open_store
 from ..timing.memory import require_memory_to_tune
 from ..warning import warn
 from .brought import with_surviving
@@ -160,15 +160,14 @@ def _tuned_problems(
     retry: Retry,
     budget_s: float | None = None,
 ) -> TuningResult | RangesResult:
-    ends, store = None if budget_s is None else time.monotonic() + budget_s, open_store(settings)
     if rows is None:
-        candidates = []
+        candidates, ends = [], None if budget_s is None else time.monotonic() + budget_s
         for place, p in enumerate(problems):
             progress.stage("list choices", place, len(problems))
             candidates.append(candidates_for(p, device, settings, host_us=host_us(device, settings)))
-        return TuningResult(tuple(tuned(candidates, store, progress, retry=retry, ends=ends)))
+        return TuningResult(tuple(tuned(candidates, progress, retry=retry, ends=ends)))
     classes = dict.fromkeys(x for p in problems for x in classes_over(p, rows))
-    return RangesResult(tuple(_tuned_rows(x, rows, device, settings, store, progress, retry) for x in classes))
+    return RangesResult(tuple(_tuned_rows(x, rows, device, settings, progress, retry) for x in classes))
 
 
 def tune_in_class(rows_class: RowClass, rows: range, settings: Settings, *, agreed: str, progress: bool) -> RangeResult:
@@ -179,8 +178,7 @@ def tune_in_class(rows_class: RowClass, rows: range, settings: Settings, *, agre
     device = detect(rows_class.problem.device_type)
     chosen = dataclasses.replace(with_surviving(settings), batch_invariant=True)
     with _listening(progress) as listener, settings_module.use(chosen):
-        store = open_store(chosen)
-        return _tuned_rows(rows_class, rows, device, chosen, store, listener, retry_of(again=False), agreed)
+        return _tuned_rows(rows_class, rows, device, chosen, listener, retry_of(again=False), agreed)
 
 
 def _tuned_rows(
@@ -188,15 +186,14 @@ def _tuned_rows(
     rows: range,
     device: DeviceInfo,
     settings: Settings,
-    store: Store,
     progress: Progress,
     retry: Retry,
     agreed: str = "",
 ) -> RangeResult:
     """Make the table of a class. Recorded values of M are among the samples."""
-    recorded = asked_rows(rows_class, fingerprint_text(device, settings.timing), store)[:MOST_RECORDED]
+    recorded = asked_rows(rows_class, fingerprint_text(device, settings.timing), open_store(settings))[:MOST_RECORDED]
     tune = functools.partial(tune_rows, host_us=host_us(device, settings), recorded=recorded, limits=True, retry=retry)
-    return tune(rows_class, rows, device, settings, store, progress, agreed=agreed)
+    return tune(rows_class, rows, device, settings, progress, agreed=agreed)
 
 
 def retry_of(*, again: bool) -> Retry:
@@ -228,7 +225,7 @@ def run_job(job: Job, place: str, settings: Settings, retry: Retry) -> JobResult
     device, progress = detect(place), Progress()
     with settings_module.use(settings):
         if job.rows is not None:
-            return _tuned_rows(job.rows_class, job.rows, device, settings, open_store(settings), progress, retry)
+            return _tuned_rows(job.rows_class, job.rows, device, settings, progress, retry)
         return _tuned_problems([job.problem], None, device, settings, progress, retry)[0]
 
 
@@ -265,7 +262,6 @@ def _device_for(problems: Sequence[Problem], name: str | None) -> DeviceInfo:
 
 def tuned(
     candidates: Sequence[Candidates],
-    store: Store,
     progress: Progress,
     *,
     limits: bool = True,
@@ -277,10 +273,11 @@ def tuned(
     Without ``limits``, the limits of the machine are measured only if a time looks impossible. Printed tables need them. Before the
     time ``ends``, each problem has an equal share of the rest, in which a CPU also compiles its kernels.
     """
-    missing = [c for each in candidates if not each.problem.empty for c in each.stored(store, retry=retry).missing]
     if not candidates:
         return
     device, settings = candidates[0].device, candidates[0].settings
+    store = open_store(settings)
+    missing = [c for each in candidates if not each.problem.empty for c in each.stored(store, retry=retry).missing]
     require_memory_to_tune((c.problem for c in missing), device, settings)
     if missing and settings.tune_in_subprocess:
         prepare_measuring(device, settings)
@@ -294,7 +291,7 @@ def tuned(
                 compilation.wait_for_all(functools.partial(progress.stage, "compile"))
             if limits and not each.problem.empty and not each.late:
                 machine.ensure(each.problem, progress)
-            _, result = select(each, store, progress, compilation, retry=retry, limits=machine)
+            _, result = select(each, progress, compilation, retry=retry, limits=machine)
             warn_if_busy(result)
             progress.end(result)
             yield result

@@ -21,6 +21,7 @@ from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
 from gemmtune.toolchain import hip as hip_module
+from gemmtune.toolchain import launcher as launcher_module
 from gemmtune.toolchain.hip import Hip, HipLauncher, loaded_hip_kernel
 from gemmtune.toolchain.launcher import bind
 from gemmtune.toolchain.made_once import DamagedError
@@ -121,7 +122,7 @@ def test_scales_and_operands_of_an_epilogue_follow_each_other(fake: FakeHip) -> 
 
 
 def test_cached_launches_are_independent(fake: FakeHip, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hip_module, "MOST_READY", 3)
+    monkeypatch.setattr(launcher_module, "MOST_READY", 3)
     one = launcher(fake, choice(Problem.addmm(64, 96, 256, alpha="general", device_type="cuda")).record)
     asked = [
         (s, OUT_AT + 256 * i, alpha)

@@ -20,7 +20,7 @@ from gemmtune.selector import select as selecting
 from gemmtune.selector.candidates import Candidates, candidates_for
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.result import Outcome
-from gemmtune.store.store import Store, open_store
+from gemmtune.store.store import Store
 
 
 @pytest.mark.parametrize("number", ENDING)
@@ -118,7 +118,7 @@ def test_a_terminated_tuning_keeps_its_measurements(own_store: Path, monkeypatch
     monkeypatch.setattr(selecting, "measure", measure)
     with settings.patch(tune="force") as given:
         candidates = candidates_for(problem, device, given, host_us=host_us(device, given))
-        assert ended(lambda: selecting.select(candidates, open_store(given), Progress()) and None) == -signal.SIGTERM
+        assert ended(lambda: selecting.select(candidates, Progress()) and None) == -signal.SIGTERM
     assert [row.time_us for row in Store.open(own_store).every_row()] == [5.0]
 
 

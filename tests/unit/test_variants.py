@@ -154,7 +154,7 @@ class FakeSession:
 
 def run() -> ProblemResult:
     chosen = settings.current()
-    return select(candidates_for(PROBLEM, DEVICE, chosen), open_store(chosen), Progress())[1]
+    return select(candidates_for(PROBLEM, DEVICE, chosen), Progress())[1]
 
 
 def test_a_winning_variant_adds_variants_and_a_second_run_measures_nothing(tuned: list[list[str]]) -> None:

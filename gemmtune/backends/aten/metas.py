@@ -1,7 +1,5 @@
 """Parameters of torch's block-sparse kernels by shape: torch's table, and tables of the same form."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Choice of a CK instance that is specialised for a problem."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +42,7 @@ class CkChoice(FileChoice):
     checkout: str | None = field(repr=False)
 
     @classmethod
-    def of(cls, config: Config, predicate: Predicate, checkout: str | None) -> CkChoice:
+    def of(cls, config: Config, predicate: Predicate, checkout: str | None) -> "CkChoice":
         problem, device, instance = predicate.problem, predicate.device, config.instance
         flushes = device.arch == FLUSHING and problem.dtype in (torch.float16, torch.bfloat16)
         tile = f"{instance.block_m}x{instance.block_n}x{instance.block_k(config.itemsize)}"
@@ -119,7 +117,7 @@ class CkChoice(FileChoice):
     def arch(self) -> str:
         return self.device.arch
 
-    def forward(self) -> CkChoice:
+    def forward(self) -> "CkChoice":
         """Raise UnavailableError: a code object serves only its own architecture."""
         raise UnavailableError(f"{self.name}: got another GPU, expected {self.arch}: a code object serves one architecture")
 

@@ -1,7 +1,5 @@
 """One algorithm of cuBLASLt as a choice."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +26,7 @@ class CublasLtChoice(Choice):
         text = "cublaslt " + " ".join(f"{attribute.name}={value}" for attribute, value in self.algorithm.attributes)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def at(self, problem: Problem, device: DeviceInfo) -> CublasLtChoice | str:
+    def at(self, problem: Problem, device: DeviceInfo) -> "CublasLtChoice | str":
         try:
             gemm = gemm_of(problem)
             algorithm = checked(self.algorithm, gemm, problem, device.index)

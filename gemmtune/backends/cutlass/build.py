@@ -1,7 +1,5 @@
 """CUTLASS operation as a choice."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -98,7 +96,7 @@ class CutlassChoice(FileChoice):
             multiprocessors=device.sm_count,
         )
 
-    def at(self, problem: Problem, device: DeviceInfo) -> CutlassChoice | str:
+    def at(self, problem: Problem, device: DeviceInfo) -> "CutlassChoice | str":
         """Return the operation for another problem with the same division of K. Any order of tiles stays legal."""
         operation, variant = self.config.operation, self.config.variant
         oriented = check_problem(problem, device) or Legality(problem, device).orientation(operation)
@@ -115,12 +113,12 @@ class CutlassChoice(FileChoice):
         """True unless the number of tiles decides how K is divided."""
         return self.config.variant.decomposition in ("dataparallel", "splitk") or not self.config.operation.stream_k
 
-    def launch_variants(self) -> tuple[CutlassChoice, ...]:
+    def launch_variants(self) -> "tuple[CutlassChoice, ...]":
         operation = self.config.operation
         grid = Grid.of(operation, self._oriented, self.problem.batch, self.multiprocessors)
         return tuple(self._with(variant, grid) for variant in neighbours(self.config.variant, legal_variants(operation, grid)))
 
-    def _with(self, variant: Variant, grid: Grid) -> CutlassChoice:
+    def _with(self, variant: Variant, grid: Grid) -> "CutlassChoice":
         config = dataclasses.replace(self.config, variant=variant)
         splits, reduction = most_splits(variant, config.operation, grid), reduction_for(self.problem, config)
         claims = dataclasses.replace(self.claims, splits=splits, reduction=reduction)
@@ -179,7 +177,7 @@ class CutlassChoice(FileChoice):
     def arch(self) -> str:
         return f"sm{self.capability}"
 
-    def forward(self) -> CutlassChoice:
+    def forward(self) -> "CutlassChoice":
         """Return this choice: a 2.x operation contains PTX. Raises UnavailableError for the single architecture of a 3.x one."""
         if self.config.operation.modern:
             raise UnavailableError(

@@ -1,7 +1,5 @@
 """Operation of CUTLASS's library as a value: element types, layouts, tile, schedule. Its name is CUTLASS's own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +54,7 @@ class Operation:
     scheduler: str
 
     @classmethod
-    def of(cls, plain: dict[str, Any]) -> Operation:
+    def of(cls, plain: dict[str, Any]) -> "Operation":
         """Build an operation from a mapping that ``listing.py`` printed."""
         values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
         return cls(**values)

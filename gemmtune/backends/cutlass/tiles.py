@@ -6,8 +6,6 @@ Measured on an H200, an operation of ours was the fastest for 12 of 18 bfloat16 
 rows, with swapped operands) waste few multiplications while weights are read.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -61,7 +59,7 @@ class Tile:
         return self.lines * LINE_BYTES // element_bytes
 
     @classmethod
-    def of(cls, operation: Operation) -> Tile | None:
+    def of(cls, operation: Operation) -> "Tile | None":
         """Return the tile of ``operation``, or None if its schedule or depth is not one of ours."""
         lines, rest = divmod(operation.tile[2] * bytes_of(operation.multiplied), LINE_BYTES)
         schedules = (operation.kernel_schedule.removesuffix(FAST_ACCUM), operation.epilogue_schedule, operation.scheduler)

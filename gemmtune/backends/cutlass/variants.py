@@ -1,7 +1,5 @@
 """Launch variants of a compiled kernel: the order of its tiles and the division of K, if they make a difference."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator
@@ -57,7 +55,7 @@ class Grid:
     cluster: tuple[int, int]
 
     @classmethod
-    def of(cls, operation: Operation, oriented: Oriented, batch: int, multiprocessors: int) -> Grid:
+    def of(cls, operation: Operation, oriented: Oriented, batch: int, multiprocessors: int) -> "Grid":
         m, n, k = oriented.sizes
         tile_m, tile_n, tile_k = operation.tile
         if operation.transposes:

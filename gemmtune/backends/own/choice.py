@@ -1,7 +1,5 @@
 """User-supplied GEMM as a choice."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from dataclasses import dataclass, field
@@ -29,7 +27,7 @@ class OwnChoice(CalledChoice):
     folder: str = field(repr=False)
 
     @classmethod
-    def of(cls, source: Loaded, subject: Subject, problem: Problem, *, deterministic: bool = True) -> OwnChoice:
+    def of(cls, source: Loaded, subject: Subject, problem: Problem, *, deterministic: bool = True) -> "OwnChoice":
         """Return the choice for a covered problem. An undeclared GEMM counts as ``deterministic`` if it has to be."""
         claims = subject.traits.claims(problem)
         if claims.reduction is not None:
@@ -60,7 +58,7 @@ class OwnChoice(CalledChoice):
         """Explain that determinism is not declared, although the GEMM may well be deterministic."""
         return f"got no deterministic, expected deterministic=True: declare it if equal inputs give equal bits, else set {allowing}"
 
-    def at(self, problem: Problem, device: DeviceInfo) -> OwnChoice | str:
+    def at(self, problem: Problem, device: DeviceInfo) -> "OwnChoice | str":
         source = loaded(self.target, self.folder)
         if not isinstance(source.found, Subject):
             return f"{self.target} is no longer a GEMM"

@@ -27,7 +27,7 @@ from .persistent import PersistentChoice, PersistentRunsChoice, persistent_choic
 from .rank import select
 from .runs import RunsChoice, RunsConfig
 from .splits.decompose import decomposed_choices
-from .sums import kernel_for, predicate_for
+from .sums import family_of, predicate_for
 from .swap import SwappedChoice, swapped_choices, transposed
 from .vec import VectorChoice, WordsVectorChoice, vector_choices, words_vector_choices
 
@@ -94,13 +94,13 @@ class TritonBackend:
         return Offers(choices=(*with_recommendation(problem, list(offered(problem, device, settings.search))), *parts))
 
     def _interpreted(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
-        predicate = predicate_for(problem, device)
+        predicate, family = predicate_for(problem, device), family_of(problem)
         choices: list[KernelChoice] = []
         refusals: list[Refusal] = []
         for config in INTERPRETER_CONFIGS:
             reason = predicate.check(config)
             if reason is None:
-                choices.append(kernel_for(problem, device, config))
+                choices.append(family.of(problem, device, config))
             else:
                 refusals.append(Refusal(name=f"{self.name}:{config}", reason=reason))
         choices += parts_choices(problem, device, None) if settings.float32_by_parts else []
@@ -124,7 +124,7 @@ def offered(problem: Problem, device: DeviceInfo, search: str) -> Iterator[Choic
     most = counts["triton:mm"]
     configs = chosen_configs(problem, device, search)
     places = None if most is None else max(most - len(weights) - len(others), 0)
-    yield from (kernel_for(problem, device, config) for config in configs[:places])
+    yield from (family_of(problem).of(problem, device, config) for config in configs[:places])
     yield from others
     yield from decomposed_choices(problem, device, search, lambda divided: chosen_configs(divided, device, search))
 

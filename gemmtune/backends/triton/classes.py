@@ -1,7 +1,5 @@
 """Alignment classes of integers, operands and arguments. The compiler sees a class, so one kernel serves many shapes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +28,7 @@ class IntClass:
     wide: bool = False
 
     @classmethod
-    def of(cls, value: int, *, constants: tuple[int, ...] = (), limit: int = INT32_LIMIT) -> IntClass:
+    def of(cls, value: int, *, constants: tuple[int, ...] = (), limit: int = INT32_LIMIT) -> "IntClass":
         """Return the class of ``value``: a constant if it is one of ``constants``, else an argument with its divisor."""
         if value in constants:
             return cls(constant=value)
@@ -56,7 +54,7 @@ class OperandClass:
     wide: bool
 
     @classmethod
-    def of(cls, layout: Layout, shape: tuple[int, int, int], *, broadcast: bool = False) -> OperandClass:
+    def of(cls, layout: Layout, shape: tuple[int, int, int], *, broadcast: bool = False) -> "OperandClass":
         """Return the class of ``layout``, broadcast to (batch, rows, columns). ``broadcast`` marks an operand of the epilogue."""
         strides = strides_of(layout, shape)
         reach = sum((n - 1) * s for n, s in zip(shape[1:], strides[1:], strict=True))

@@ -4,8 +4,6 @@ A kernel receives a descriptor by value (a ``__grid_constant__`` parameter), and
 copy, so one descriptor serves any number of launches.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import inspect
@@ -16,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...bounded import Bounded
 from ...problem import Layout
 from ...problem.layout import ALIGNED_BYTES
 from ...toolchain.record import MAP_BYTES
@@ -61,7 +60,7 @@ class Description:
     block: tuple[int, int]
 
     @classmethod
-    def of(cls, layout: Layout, block: tuple[int, int]) -> Description:
+    def of(cls, layout: Layout, block: tuple[int, int]) -> "Description":
         """Return the description of a layout that ``describable`` accepts."""
         whole = layout if len(layout.size) == 2 else stacked(layout)
         assert whole is not None
@@ -114,13 +113,11 @@ def encoder(description: Description, metadata: Any) -> Callable[[int], Sequence
     """
     make = importlib.import_module("triton.backends.nvidia.driver").make_tensordesc_arg
     more = (None,) * (len(inspect.signature(make).parameters) - 2)
-    known: dict[int, Sequence[Any]] = {}
+    known = Bounded[int, Sequence[Any]](MOST_KNOWN)
 
     def encoded(address: int) -> Sequence[Any]:
         found = known.get(address)
         if found is None:
-            if len(known) >= MOST_KNOWN:
-                known.clear()
             described = _Described(base=Address(address), shape=description.shape, strides=description.strides)
             found = known[address] = tuple(make(described, metadata, *more))
         return found

@@ -82,6 +82,7 @@ class KernelChoice(KernelsChoice):
     family: ClassVar[str]
     """Name of the template in choice names and in ``info``."""
     template: ClassVar[str]
+    predicate: ClassVar[type[Predicate]] = Predicate
     config: Config = field(repr=False)
     where: Geometry = field(repr=False)
     target: Target | None = field(repr=False)
@@ -118,7 +119,7 @@ class KernelChoice(KernelsChoice):
     @classmethod
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
         """Return why ``config`` may not run a problem that ``check_problem`` accepts, or None: the family's legality predicate."""
-        return Predicate(problem, device).check(config)
+        return cls.predicate(problem, device).check(config)
 
     def at(self, problem: Problem, device: DeviceInfo) -> Self | str:
         reason = check_problem(problem, device) or self.why_not(problem, device, self.config)
@@ -203,7 +204,7 @@ class KernelChoice(KernelsChoice):
 
     def expected(self, device: DeviceInfo) -> Expected:
         """Return what legality predicts of the compiled kernel."""
-        return expected_of(Predicate(self.problem, device), self.config)
+        return expected_of(self.predicate(self.problem, device), self.config)
 
     def artifacts(self, device: DeviceInfo) -> tuple[Artifact, ...]:
         return (artifact(self.kernels[0].compile(), self.expected(device)),)

@@ -23,7 +23,6 @@ from ...numerics.reduction import Reduction
 from ...problem import Problem
 from ...toolchain.render import template
 from ..by_parts import why_not_one_by_one, why_not_parts
-from .artifact import Expected, expected_of
 from .build import KernelChoice
 from .configs import SPLITS, Config, Geometry, Resources, blocks_along_k, fragment_registers, pool, splits_for, tiles_of
 from .legality import TENSOR_MEMORY, Predicate
@@ -43,51 +42,6 @@ INTERPRETER_CONFIGS = (
     Config(block_m=16, block_n=16, block_k=32, stages=1, warps=1),
     Config(block_m=32, block_n=16, block_k=64, stages=2, warps=4, split_k=2),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartsChoice(KernelChoice):
-    """Choice of the mm template on parts with one config."""
-
-    family = "parts"
-    template = "mm.py.jinja"
-
-    @classmethod
-    def claimed(cls, problem: Problem, where: Geometry) -> Claims:
-        """Return claims for six products of parts. Some tensor cores lose subnormal numbers, and all lose the tiniest parts."""
-        claims = super().claimed(problem, where)
-        return dataclasses.replace(claims, input_mode="parts", flush_subnormals=True)
-
-    @classmethod
-    def of(cls, problem: Problem, device: DeviceInfo, config: Config) -> Self:
-        """Return the choice. Its claims state after how many elements of K a step's sum is rounded into the tile's."""
-        choice = super().of(problem, device, config)
-        return dataclasses.replace(choice, claims=dataclasses.replace(choice.claims, promoted_every=config.block_k))
-
-    @classmethod
-    def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:
-        """Return sums of steps, each of six products of parts, that are added to the tile's sum."""
-        return summed_by_steps(problem, where, config, device, promoted_every=config.block_k, own="triton parts")
-
-    @classmethod
-    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        predicate = PartsPredicate(problem, device)
-        return why_not_parts(problem, device) or predicate.check(config) or predicate.check_steps(config)
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        return {"parts": True}
-
-    @property
-    def preamble(self) -> str:
-        interpreted = self.target is None
-        names = ("high", "middle", "rest - middle")
-        high, middle, low = names if interpreted else [f"({name}).to(tl.bfloat16)" for name in names]
-        ieee = ', input_precision="ieee"' if interpreted else ""
-        return template(PACKAGE, "parts.jinja").render(high=high, middle=middle, low=low, ieee=ieee)
-
-    def expected(self, device: DeviceInfo) -> Expected:
-        return expected_of(PartsPredicate(self.problem, device), self.config)
 
 
 class PartsPredicate(Predicate):
@@ -133,6 +87,49 @@ class PartsPredicate(Predicate):
         if how == "mma":
             return total + (PARTS - 1) * fragment_registers(config, PART_BYTES, 32) + fragment_registers(config, 4, 32)
         return total + (PARTS - 1) * sum(config.tile) * config.block_k * PART_BYTES // 4 // threads
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartsChoice(KernelChoice):
+    """Choice of the mm template on parts with one config."""
+
+    family = "parts"
+    template = "mm.py.jinja"
+    predicate = PartsPredicate
+
+    @classmethod
+    def claimed(cls, problem: Problem, where: Geometry) -> Claims:
+        """Return claims for six products of parts. Some tensor cores lose subnormal numbers, and all lose the tiniest parts."""
+        claims = super().claimed(problem, where)
+        return dataclasses.replace(claims, input_mode="parts", flush_subnormals=True)
+
+    @classmethod
+    def of(cls, problem: Problem, device: DeviceInfo, config: Config) -> Self:
+        """Return the choice. Its claims state after how many elements of K a step's sum is rounded into the tile's."""
+        choice = super().of(problem, device, config)
+        return dataclasses.replace(choice, claims=dataclasses.replace(choice.claims, promoted_every=config.block_k))
+
+    @classmethod
+    def reduced(cls, problem: Problem, where: Geometry, config: Config, device: DeviceInfo) -> Reduction | None:
+        """Return sums of steps, each of six products of parts, that are added to the tile's sum."""
+        return summed_by_steps(problem, where, config, device, promoted_every=config.block_k, own="triton parts")
+
+    @classmethod
+    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
+        predicate = PartsPredicate(problem, device)
+        return why_not_parts(problem, device) or predicate.check(config) or predicate.check_steps(config)
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        return {"parts": True}
+
+    @property
+    def preamble(self) -> str:
+        interpreted = self.target is None
+        names = ("high", "middle", "rest - middle")
+        high, middle, low = names if interpreted else [f"({name}).to(tl.bfloat16)" for name in names]
+        ieee = ', input_precision="ieee"' if interpreted else ""
+        return template(PACKAGE, "parts.jinja").render(high=high, middle=middle, low=low, ieee=ieee)
 
 
 def parts_choices(problem: Problem, device: DeviceInfo, count: int | None) -> list[PartsChoice]:

@@ -1,7 +1,5 @@
 """Specification of quantized kernels: the numbers they multiply, their scales, and the precision of their sums."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,7 +35,7 @@ class ScaleClass:
     """True if each group of a grouped product has its own scales, starting at ``base``."""
 
     @classmethod
-    def of(cls, problem: Problem, name: ScaleName, layout: Layout) -> ScaleClass:
+    def of(cls, problem: Problem, name: ScaleName, layout: Layout) -> "ScaleClass":
         pairs = zip(layout.size[-2:], layout.stride[-2:], strict=True) if len(layout.size) >= 2 else ((1, 0), (1, 0))
         rows, cols = (IntClass.of(0 if n == 1 else s, constants=(0, 1), limit=0) for n, s in pairs)
         block = problem.scale_block(name)

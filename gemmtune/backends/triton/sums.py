@@ -7,36 +7,14 @@ from typing import Any
 
 from ...device import DeviceInfo
 from ...problem import Layout, Problem
-from .artifact import Expected, expected_of
 from .build import KernelChoice, TritonChoice
 from .configs import Config, Resources
 from .descriptors import is_transposed
 from .legality import Predicate
 from .spec import Staging
 
-
-@dataclass(frozen=True, kw_only=True)
-class SumChoice(KernelChoice):
-    """Sum of two products with one config."""
-
-    family = "sum"
-    template = "sum.py.jinja"
-
-    @classmethod
-    def label(cls, problem: Problem) -> str:
-        return problem.op
-
-    @classmethod
-    def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
-        return SumPredicate(problem, device).check(config)
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        spec = self.spec
-        return {"products": (("a", "b", spec.even_k), ("c", "d", spec.even_k2))}
-
-    def expected(self, device: DeviceInfo) -> Expected:
-        return expected_of(SumPredicate(self.problem, device), self.config)
+SECOND_REGISTERS = 8
+"""Registers for addresses and strides of c and d."""
 
 
 class SumPredicate(Predicate):
@@ -61,18 +39,31 @@ class SumPredicate(Predicate):
         return min((product.staging(config) for product in self._products), key=lambda pair: [x.width for x in pair])
 
 
-SECOND_REGISTERS = 8
-"""Registers for addresses and strides of c and d."""
+@dataclass(frozen=True, kw_only=True)
+class SumChoice(KernelChoice):
+    """Sum of two products with one config."""
+
+    family = "sum"
+    template = "sum.py.jinja"
+    predicate = SumPredicate
+
+    @classmethod
+    def label(cls, problem: Problem) -> str:
+        return problem.op
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        spec = self.spec
+        return {"products": (("a", "b", spec.even_k), ("c", "d", spec.even_k2))}
+
+
+def family_of(problem: Problem) -> type[KernelChoice]:
+    """Return the mm template, or the sum of two products for mm_plus_mm."""
+    return TritonChoice if problem.c is None else SumChoice
 
 
 def predicate_for(problem: Problem, device: DeviceInfo) -> Predicate:
-    """Return the predicate of the choice that ``kernel_for`` returns."""
-    return Predicate(problem, device) if problem.c is None else SumPredicate(problem, device)
-
-
-def kernel_for(problem: Problem, device: DeviceInfo, config: Config) -> KernelChoice:
-    """Return the mm template with ``config``, or the sum of two products for mm_plus_mm."""
-    return (TritonChoice if problem.c is None else SumChoice).of(problem, device, config)
+    return family_of(problem).predicate(problem, device)
 
 
 def products_of(problem: Problem) -> tuple[Problem, Problem]:

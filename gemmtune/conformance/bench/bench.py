@@ -1,7 +1,5 @@
 """The run of one case: calls the GEMM with watched memory, judges results, collects failures."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 
@@ -77,7 +75,7 @@ class Bench:
         """Operands for a product of each group."""
         return GroupedProbes(self.problem, self.device, seed=self.case.seed)
 
-    def sibling(self, **changes: object) -> Bench:
+    def sibling(self, **changes: object) -> "Bench":
         """Return the bench of this case with some fields changed. It records its failures here."""
         other = Bench(self.subject, self.case.changed(**changes), self.device, examine=self.examine)
         other.failures = self.failures

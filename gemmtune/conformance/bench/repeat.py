@@ -1,7 +1,5 @@
 """Further calls of a GEMM whose result is wrong. They show its cause, and record no failure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """One case of the suite: the call of a GEMM and the property that judges its result. A value whose id describes it fully."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from dataclasses import dataclass
@@ -126,7 +124,7 @@ class Case:
         return f"{self.property_name}:{'-'.join(parts)}"
 
     @classmethod
-    def parse(cls, text: str) -> Case:
+    def parse(cls, text: str) -> "Case":
         """Return the case of an id. Raises CaseError, with the reason, if ``text`` is no id."""
         name, _, rest = text.partition(":")
         parts = rest.split("-")
@@ -147,7 +145,7 @@ class Case:
             seed=seed, **values,
         )  # fmt: skip
 
-    def changed(self, **fields: object) -> Case:
+    def changed(self, **fields: object) -> "Case":
         """Return this case with some fields replaced."""
         return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
 

@@ -1,7 +1,5 @@
 """The scope of a run: a GEMM's traits, a device and a level, narrowed by options. Cases are enumerated within a scope."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ class Level(IntEnum):
     EXHAUSTIVE = 3
 
     @classmethod
-    def of(cls, text: str) -> Level:
+    def of(cls, text: str) -> "Level":
         """Return the level of a word such as ``smoke``."""
         return cls[text.upper()]
 

@@ -6,8 +6,6 @@ A line of a list is a case id or a pattern with ``*`` and ``?``, then ``#`` and 
     # a comment may have its own line
 """
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import json
@@ -72,7 +70,7 @@ class CaseList:
     lines: tuple[Line, ...]
 
     @classmethod
-    def read(cls, path: str | None) -> CaseList:
+    def read(cls, path: str | None) -> "CaseList":
         """Read the list of a file, or return an empty one for None. Raises ConformanceError if the file cannot be read."""
         if path is None:
             return cls("", ())
@@ -91,7 +89,7 @@ class CaseList:
         """Return the reason for which a case is listed, or None if it is not listed."""
         return next((line.reason for line in self.lines if line.fits(case_id)), None)
 
-    def unmatched(self, ids: Collection[str]) -> CaseList:
+    def unmatched(self, ids: Collection[str]) -> "CaseList":
         """Return the list of those lines that match none of ``ids``."""
         return CaseList(self.path, tuple(line for line in self.lines if not any(map(line.fits, ids))))
 

@@ -1,7 +1,5 @@
 """A run of the suite: finds the GEMM, enumerates the cases, and judges each once."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import time
@@ -128,7 +126,7 @@ class Run:
         self._examined: Counter[str | tuple[str, str]] = Counter()
 
     @classmethod
-    def open(cls, options: RunOptions) -> Run:
+    def open(cls, options: RunOptions) -> "Run":
         """Open the run of the options: load the GEMM and read its files. Raises GemmtuneError if that fails."""
         if options.save_failing is not None:
             try:

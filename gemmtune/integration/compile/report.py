@@ -1,7 +1,5 @@
 """Decisions on the GEMMs of compiled graphs, kept for ``explain``."""
 
-from __future__ import annotations
-
 import inspect
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,7 +17,7 @@ GemmPair = tuple[Problem, Problem | None]
 WholeAndParts = tuple[Problem, tuple[GemmPair, ...]]
 """A product of all columns, and its separate products. An epilogue that two of them share belongs to the first."""
 _CAPACITY = 1024
-_graphs: deque[Graph] = deque(maxlen=_CAPACITY)
+_graphs: "deque[Graph]" = deque(maxlen=_CAPACITY)
 """The graphs that were compiled last."""
 
 

@@ -1,7 +1,5 @@
 """Decisions by the store's times of compiled graphs: a GEMM alone, with its epilogue, and horizontally fused."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +43,7 @@ class StoredDecisions:
     """Candidates read from the store since the last measurement."""
 
     @classmethod
-    def here(cls, device: torch.device) -> StoredDecisions:
+    def here(cls, device: torch.device) -> "StoredDecisions":
         """Return the decisions for a device under the current settings."""
         info, settings = detect(device), settings_module.current()
         return cls(device=info, settings=in_models(settings, info), store=open_store(settings))
@@ -175,7 +173,7 @@ class StoredDecisions:
     def _candidates(self, problem: Problem) -> Candidates:
         found = self._found.get(problem)
         if found is None:
-            offered = candidates_in_models(problem, self.device, self.settings, self.store)
+            offered = candidates_in_models(problem, self.device, self.settings)
             found = self._found[problem] = offered.stored_anyhow(self.store)
         return found
 

@@ -56,9 +56,9 @@ def parts(c: Any, q: Any, s: Any, z: Any) -> tuple[Tensor, Tensor, Tensor | None
     """Return ``mixed_mm``'s parts: numbers [N, K/2] or [N, K], words along K as in GPTQ checkpoints, scales, zeros [K/g, N]."""
     bits = TYPES[str(c.weight_type)][0]
     # Lay all parts out as a GPTQ checkpoint has them.
-    words = _along(q, "packed_dim", 0)
+    words = _along(q, 0)
     scales = s.data.t() if getattr(s, "output_dim", 1) == 0 else s.data
-    zeros = None if not c.zero_points else _along(z, "packed_dim", 1)
+    zeros = None if not c.zero_points else _along(z, 1)
     weight = from_gptq(words.contiguous(), zeros, scales.contiguous(), bits=bits, zeros_less_one=False)
     return parts_of(str(c.weight_type), weight)
 
@@ -81,12 +81,12 @@ def product(kind: str, x: Tensor, q: Tensor, s: Tensor, z: Tensor | None, bias: 
     return result.view(*x.shape[:-1], q.shape[0])  # type: ignore[no-any-return]
 
 
-def _along(x: Any, name: str, expected: int) -> Tensor:
+def _along(x: Any, expected: int) -> Tensor:
     """Return a packed part whose words lie along the dimension ``expected``.
 
     Its inputs are the other parameters' dimension 0. compressed-tensors has both transposed.
     """
-    packed = getattr(x, name, expected)
+    packed = getattr(x, "packed_dim", expected)
     inputs = getattr(x, "input_dim", None)
     if expected == 0 and inputs is not None and inputs != packed:
         raise InvalidProblemError(f"qweight: got words along dimension {packed}, expected {inputs}, the dimension of the inputs")

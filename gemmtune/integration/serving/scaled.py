@@ -1,4 +1,4 @@
-"""Products of int8 inputs and weights, scaled by rows and columns."""
+"""Products of int8 or float8 inputs and weights, scaled by rows and columns."""
 
 import torch
 
@@ -29,3 +29,9 @@ def int8_product(
     result = torch.ops.gemmtune.int_mm(a, b, may_tune=False).float() * scale_a * scale_b
     result = result if bias is None else result + bias.float()
     return result.to(dtype)  # type: ignore[no-any-return]
+
+
+def float8_product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return (a · scale_a) @ (b · scale_b) + bias, for scales of one element or of rows [M, 1] and columns [1, N]."""
+    result = torch.ops.gemmtune.scaled_mm(a, b, scale_a, scale_b, out_dtype=dtype, may_tune=False)
+    return result if bias is None else result + bias.to(dtype)  # type: ignore[no-any-return]

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from ...operators import library as library  # defines torch.ops.gemmtune
-from ..serving.scaled import int8_product
+from ..serving.scaled import float8_product, int8_product
 from ..serving.tables import invariant, unserved_unmeasured
 from .linear import Hook
 from .points import PRODUCTS, Points
@@ -34,12 +33,6 @@ def hooks(points: Points) -> Iterator[Hook]:
         return product(mat_a, mat_b, scales_a.reshape(-1, 1), scales_b.reshape(1, -1), bias, out_dtype)
 
     yield from ((target, scaled) for target in PRODUCTS if target in points.targets)
-
-
-def float8_product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return (a · scale_a) @ (b · scale_b) + bias for scales [M, 1] and [1, N]."""
-    result = torch.ops.gemmtune.scaled_mm(a, b, scale_a, scale_b, out_dtype=dtype, may_tune=False)
-    return result if bias is None else result + bias.to(dtype)  # type: ignore[no-any-return]
 
 
 def note(layer: Any, points: Points) -> None:

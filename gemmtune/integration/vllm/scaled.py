@@ -6,7 +6,7 @@ import torch
 
 from ...operators import library as library  # defines torch.ops.gemmtune
 from ...problem.scales import SCALE_BLOCK
-from ..serving.scaled import int8_product, rounded_rows
+from ..serving.scaled import float8_product, int8_product, rounded_rows
 from ..serving.tables import INVARIANT, all_layers, how_to_run_all, invariant, unserved_unmeasured
 from .notes import note
 from .points import Points
@@ -122,9 +122,7 @@ class Float8Kernel(_Float8):
         """Return (A · As) @ (B · Bs) + bias for B [K, N]."""
         one = self._scales(self.config) == "tensor"
         scale_a, scale_b = (As.reshape(()), Bs.reshape(())) if one else (As.reshape(-1, 1), Bs.reshape(1, -1))
-        result = torch.ops.gemmtune.scaled_mm(A, B, scale_a, scale_b, out_dtype=out_dtype, may_tune=False)
-        result = result if bias is None else result + bias.to(out_dtype)
-        return result.view(*output_shape)  # type: ignore[no-any-return]
+        return float8_product(A, B, scale_a, scale_b, bias, out_dtype).view(*output_shape)
 
 
 class BlockKernel(_Float8):

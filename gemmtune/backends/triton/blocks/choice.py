@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 
+from ....bounded import Bounded
 from ....choice import Kernel, Offers, Refusal, Run, Scalars, Tensors
 from ....device import DeviceInfo
 from ....effort import EFFORT
@@ -127,7 +128,7 @@ class BlocksChoice(KernelChoice):
     def bind(self, loaded: tuple[Any, ...]) -> Kernel:
         """Bind to the problem. Each new number of blocks is bound once at its first call."""
         (kernel,) = loaded
-        ready: dict[int, Run] = {}
+        ready = Bounded[int, Run](MOST_BOUND)
 
         def run(out: torch.Tensor, tensors: Tensors, scalars: Scalars) -> None:
             a, weight, *rest = tensors
@@ -135,8 +136,6 @@ class BlocksChoice(KernelChoice):
             nnz = values.shape[0]
             launch = ready.get(nnz)
             if launch is None:
-                if len(ready) >= MOST_BOUND:
-                    ready.clear()
                 launch = ready[nnz] = bind(kernel, self._record(nnz), interpret=self.target is None).run
             if values.data_ptr() % ALIGNED_BYTES or not values.is_contiguous():
                 values = values.clone(memory_format=torch.contiguous_format)

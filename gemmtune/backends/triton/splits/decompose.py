@@ -4,8 +4,6 @@ This takes two launches. But the slices are independent products, enough to occu
 those. The batch runs in torch or in the mm template. Candidates are only for problems where measurements gave it a chance.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -87,7 +85,7 @@ class DecomposedChoice(KernelsChoice):
         text = f"{product} in {self.slices} slices, {self.adding.kernels[0].key} {self.adding.config}"
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def at(self, problem: Problem, device: DeviceInfo) -> DecomposedChoice | str:
+    def at(self, problem: Problem, device: DeviceInfo) -> "DecomposedChoice | str":
         reason = check_problem(problem, device) or why_not_decomposed(problem, device) or why_not_slices(problem, self.slices)
         if reason is None and self.inner is not None:
             inner = self.inner.at(sliced_problem(problem, self.slices), device)
