@@ -165,6 +165,8 @@ def test_dropout_is_no_faster_than_it_ever_was() -> None:
     samples = {"a": [100.0], "b": [150.0], "late": [5000.0] * 4 + [50.0] * 400}
     ranked = play({n: Planned(n, times, []) for n, times in samples.items()}, budget_s=0.02, keep=["late"])
     assert ranked["b"].time_us >= 120 > ranked["late"].time_us
+    with_host = play({n: Planned(n, times, []) for n, times in samples.items()}, budget_s=0.02, keep=["late"], host_us=140.0)
+    assert with_host["b"].time_us == pytest.approx(148), "a fifth of its 10 µs, and none of the host's"
 
 
 def test_rounds_end_early_when_all_is_settled() -> None:

@@ -525,6 +525,15 @@ def layers() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(K, N, bias=False), torch.nn.ReLU(), torch.nn.Linear(N, K, bias=False))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_of_a_layer_fails_with_a_remedy():
+    model = gemmtune.optimize(layers(), batch_invariant=True)
+    with pytest.raises(torch.jit.frontend.UnsupportedNodeError, match=r"restore\(model\) before torch.jit.script"):
+        torch.jit.script(model)
+    x = torch.randn(3, K)
+    assert torch.equal(torch.jit.script(gemmtune.restore(model))(x), model(x))
+
+
 @pytest.mark.turn(0, 4)
 def test_layers_of_a_model_keep_the_bits_of_rows(backend: SummingBackend, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("gemmtune.integration.invariant.LEAST_ROWS", 2)
