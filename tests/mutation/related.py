@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["MOST_FOR_SURVIVORS", "NEEDED", "related_tests"]
+__all__ = ["MOST_FOR_SURVIVORS", "NEEDED", "has_turns", "related_tests"]
 
 FOLDERS = ("unit", "correctness", "alignment", "perf", "judge")
 MOST_FILES = 8
@@ -44,6 +44,8 @@ NEEDED = {"gemmtune/fleet/ray_roster.py": "fleet"}
 COMPILED = ("backends", "toolchain", "architectures", "untrusted", "judging")
 """Packages whose tests may be slow."""
 
+TURNS = {"rotated", "rotation", "pytest.mark.rotates", "pytest.mark.turn"}
+"""Words of files with cases that only some commits run."""
 DEFINED = re.compile(r"^(?:(?: {4})?(?:def|class) +(?!__)|(?=[\w:, \[\]]+ = ))(\w+)", re.MULTILINE)
 """Functions, classes, methods and constants in the text of a module."""
 FROM = re.compile(r"^ *from (\.*)([\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
@@ -82,6 +84,11 @@ def _scores(root: Path) -> Mapping[str, Mapping[Path, float]]:
     return {name: dict(zip(tests, scores[i].tolist(), strict=True)) for name, i in numbers.items()}
 
 
+def has_turns(root: Path, test: Path) -> bool:
+    """Return True for a test file of which other commits run other cases."""
+    return not TURNS.isdisjoint(_mentions(root)[test])
+
+
 def _name(module: Path) -> str:
     return ".".join(module.with_suffix("").parts).removesuffix(".__init__")
 
@@ -102,6 +109,7 @@ def _in_names(text: str) -> set[str]:
     return {word for name in re.findall(r"def test_(\w+)", text) for word in name.split("_")}
 
 
+@functools.cache
 def _mentions(root: Path) -> dict[Path, dict[str, float]]:
     """Return the words and dotted names in each test file, and with half the weight those in its helpers."""
     texts = {path: path.read_text() for folder in FOLDERS for path in sorted((root / "tests" / folder).rglob("*.py"))}
