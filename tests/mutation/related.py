@@ -16,6 +16,8 @@ FOLDERS = ("unit", "correctness", "alignment", "perf", "judge")
 MOST_FILES = 8
 """Files that a mutant is tried against first. A survivor is tried against all within MOST_FOR_SURVIVORS."""
 MOST_FOR_SURVIVORS = 24
+LEAST_LETTERS = 5
+"""Letters of a test's name that start the name of its module, as ``record`` does of ``recording``."""
 STEPS = 4
 """Imports between a module and one that a test mentions. Each halves the weight."""
 SLOW = ("test_cpp", "triton", "cutlass", "test_cuda", "must_list", "cross_compile", "test_architectures", "hacks", "test_adding")
@@ -94,8 +96,9 @@ def _name(module: Path) -> str:
 
 
 def _named_after(test: str, module: Path) -> float:
-    """Return 1 for tests named after the module, less for tests named after a folder that contains it, and 0 for others."""
-    return 1.0 if f"_{module.stem}_" in f"{test}_" else 0.1 * sum(folder in test for folder in module.parts[1:-1])
+    """Return 1 for tests named after the module, or with the start of its name, less for those named after a folder above it."""
+    starts = any(len(word) >= LEAST_LETTERS and module.stem.startswith(word) for word in test.split("_"))
+    return 1.0 if starts or f"_{module.stem}_" in f"{test}_" else 0.1 * sum(folder in test for folder in module.parts[1:-1])
 
 
 def test_files(root: Path) -> list[Path]:
