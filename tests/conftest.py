@@ -144,12 +144,15 @@ def _small_heap() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _store_of_one_file(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Give each file of tests a store: in one that all share, tables of other files would change what runs."""
-    path = Path(os.environ["GEMMTUNE_CACHE_DIR"]) / "stores" / f"{parallel.WORKER}-{request.node.path.stem}.sqlite"
-    os.environ["GEMMTUNE_STORE_PATH"] = str(path)
+    """Give each file of tests a store, in a cache folder with the kernels of all. Tables of other files would change what runs."""
+    shared = Path(os.environ["GEMMTUNE_CACHE_DIR"])
+    folder = parallel.folder_of_file(shared, request.node.path)
+    os.environ["GEMMTUNE_CACHE_DIR"] = str(folder)
     settings.from_environment.cache_clear()
     yield
-    _close_stores(path.parent)
+    os.environ["GEMMTUNE_CACHE_DIR"] = str(shared)
+    settings.from_environment.cache_clear()
+    _close_stores(folder)
 
 
 @pytest.fixture(autouse=True)

@@ -51,7 +51,6 @@ def step(folder: Path, server: Server) -> Step:
         environment = {
             **{f"GEMMTUNE_{setting}": value for setting, value in SETTINGS.items()},
             "GEMMTUNE_CACHE_DIR": str(folder / store),
-            "GEMMTUNE_STORE_PATH": "",
             "TORCHINDUCTOR_CACHE_DIR": str(folder / inductor),
             "PYTHONPATH": os.pathsep.join([str(Path(gemmtune.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
         }

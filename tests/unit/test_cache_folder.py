@@ -218,7 +218,7 @@ def test_removed_folder_is_made_again(tmp_path: Path) -> None:
 def test_new_folders_are_private_regardless_of_umask(tmp_path: Path, make) -> None:
     before = os.umask(0)
     try:
-        with settings.patch(cache_dir=str(tmp_path / "above" / "mine"), store_path=None):
+        with settings.patch(cache_dir=str(tmp_path / "above" / "mine")):
             made = make()
     finally:
         os.umask(before)

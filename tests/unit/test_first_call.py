@@ -41,7 +41,7 @@ def rooms_of_a_first_call() -> list[str]:
 
 
 def test_a_first_call_goes_forward(tmp_path: Path) -> None:
-    environment = {**os.environ, "GEMMTUNE_CACHE_DIR": str(tmp_path), "GEMMTUNE_STORE_PATH": ""}
+    environment = {**os.environ, "GEMMTUNE_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=True)
     rooms = json.loads(done.stdout)
     assert rooms[0] == "ops"
