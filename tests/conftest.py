@@ -142,6 +142,19 @@ def _small_heap() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _store_of_one_file(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Give each file of tests a store, in a cache folder with the kernels of all. Tables of other files would change what runs."""
+    shared = Path(os.environ["GEMMTUNE_CACHE_DIR"])
+    folder = parallel.folder_of_file(shared, request.node.path)
+    os.environ["GEMMTUNE_CACHE_DIR"] = str(folder)
+    settings.from_environment.cache_clear()
+    yield
+    os.environ["GEMMTUNE_CACHE_DIR"] = str(shared)
+    settings.from_environment.cache_clear()
+    _close_stores(folder)
+
+
 @pytest.fixture(autouse=True)
 def _gpu_memory() -> Iterator[None]:
     """Free a test's GPU memory for other processes. Attribute faults of its kernels to it, not to the next test."""
@@ -184,8 +197,12 @@ def own_store(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "store.sqlite"
     with settings.patch(store_path=str(path), tune_in_subprocess=False):
         yield path
-    # A process keeps every store open. A thousand tests would run out of file descriptors.
-    for opened in [known for known in opened_stores if known.is_relative_to(tmp_path)]:
+    _close_stores(tmp_path)
+
+
+def _close_stores(folder: Path) -> None:
+    """Close the stores of a folder: a process keeps every store open, and has file descriptors for some hundred."""
+    for opened in [known for known in opened_stores if known.is_relative_to(folder)]:
         opened_stores.pop(opened).close()
 
 

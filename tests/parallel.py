@@ -19,6 +19,7 @@ from gemmtune.cache import make_private
 __all__ = [
     "COMPILED",
     "WORKER",
+    "folder_of_file",
     "pytest_collection_modifyitems",
     "pytest_ignore_collect",
     "pytest_runtest_protocol",
@@ -33,6 +34,8 @@ T = TypeVar("T")
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 """Name of this process among pytest-xdist's workers. None in the process that starts them, or that runs the tests itself."""
+_SHARED = Path(os.environ.get("GEMMTUNE_CACHE_DIR", ""))
+"""In a worker, the cache folder that all share."""
 COMPILED = ("cpp", "cuda", "cutlass", "limits", "native", "shipped", "triton")
 """Subfolders of a cache folder for compiled kernels, which are named by the hash of their source."""
 UNOPTIMIZED = ("cpp", "limits", "native")
@@ -51,6 +54,16 @@ def share_kernels(folder: Path, kernels: Path) -> None:
         place = kernels / "tests" / name if name in UNOPTIMIZED else kernels / name
         make_private(place)
         (folder / name).symlink_to(place.resolve(), target_is_directory=True)
+
+
+def folder_of_file(shared: Path, file: Path) -> Path:
+    """Return a cache folder for one file of tests in this process. It has a separate store, and the kernels of ``shared``."""
+    folder = shared / "files" / f"{WORKER or 'main'}-{file.stem}"
+    make_private(folder)
+    for name in COMPILED:
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to((shared / name).resolve(), target_is_directory=True)
+    return folder
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -131,5 +144,5 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Run a test marked ``alone`` in isolation. The wait does not count towards any test's time limit."""
     if WORKER is None:
         return (yield)
-    with turn(Path(os.environ["GEMMTUNE_CACHE_DIR"]), alone=item.get_closest_marker("alone") is not None):
+    with turn(_SHARED, alone=item.get_closest_marker("alone") is not None):
         return (yield)

@@ -67,8 +67,8 @@ def build(*, shapes: tuple[str, ...], shapes_file: str | None, arch: str | None,
         if not names:
             expected = f"expected one that compiles kernels: {', '.join(sorted(TEMPLATES))}"
             raise click.UsageError(f"--backends: got {', '.join(enabled)}, {expected}")
-        kept = f"compiled kernels are kept in {chosen.folder}"
-        with settings.patch(backends=names) as restricted, watched(kept=kept) as progress:
+        kept = f"every kernel that was compiled is kept in {chosen.folder}"
+        with settings.patch(backends=names) as restricted, watched(kept=lambda: kept) as progress:
             built = _build(problems, device, restricted, progress)
     backends = ", ".join(f"{name} ({load(name).available(device).detail})" for name in names)
     heading = f"{counted(len(problems), 'shape')} for {device.name} ({device.arch}), backends {backends}"

@@ -15,6 +15,7 @@ import torch
 
 from .. import settings
 from ..cache import announce, folder_of, kernel_files
+from ..device import MIB
 from ..errors import GemmtuneError, SettingsError
 from ..native import build
 from ..replacing import replacing
@@ -28,7 +29,6 @@ from .output import write_json
 ARCHIVES = (".tar.gz", ".tgz")
 OTHER_ARCHIVES = (".zip", ".tar", ".gz", ".xz", ".bz2", ".zst", ".7z")
 STORE = "store.sqlite"
-MIB = 1024 * 1024
 COMPRESSION = 6
 
 

@@ -30,7 +30,7 @@ from .asked import refuse_if_disabled, settings_changes
 from .busy import busy_work, devices_here
 from .files import STDOUT
 from .output import write_json
-from .printing import answer, show, watched
+from .printing import answer, kept_in_store, show, watched
 from .shapes import parse_rows, problems_and_ranges
 from .spec import Spec
 
@@ -96,7 +96,7 @@ def run_watched(
     jobs: Sequence[Job], function: JobFunction, chosen: Settings, devices: str | None, ray: str | None, *, keep: bool
 ) -> FleetResult:
     """Run jobs and show their progress."""
-    with watched(kept=f"measurements are kept in {chosen.store_file}; the same command goes on from there") as progress:
+    with watched(kept=kept_in_store(chosen)) as progress:
         return run_fleet(jobs, function, chosen, progress, devices=devices, ray=ray, keep=keep)
 
 

@@ -142,7 +142,7 @@ def message_level() -> int:
 
 def is_quiet() -> bool:
     """Return True with ``--quiet``: results and errors are printed, and neither progress nor warnings."""
-    return message_level() > logging.WARNING
+    return message_level() == logging.ERROR
 
 
 def _set_level(context: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import click
@@ -17,6 +17,8 @@ from ..selector.progress import Progress, progress_for
 from ..selector.result import ProblemResult
 from ..selector.table import pick_line, renderables
 from ..selector.text_table import plain_text
+from ..settings import Settings
+from ..store.store import open_store
 from .files import STDOUT
 from .output import interruption, is_quiet, note, status_of, write_json
 
@@ -82,17 +84,33 @@ class _Visible:
 
 
 @contextlib.contextmanager
-def watched(*, kept: str = "") -> Iterator[Progress]:
+def watched(*, kept: Callable[[], str] | None = None) -> Iterator[Progress]:
     """Show the block's progress unless the command is quiet. ``kept`` says what remains of its work after Ctrl-C or SIGTERM."""
     progress = Progress() if is_quiet() else progress_for()
     try:
         with raising():
             yield progress
     except KeyboardInterrupt as error:
-        if not kept:
+        if kept is None:
             raise
         progress.close()
-        note(f"{interruption(error)}: {kept}")
+        note(f"{interruption(error)}: {kept()}")
         raise click.exceptions.Exit(status_of(error)) from None
     finally:
         progress.close()
+
+
+def kept_in_store(chosen: Settings) -> Callable[[], str]:
+    """Return a function that says what the store has of measurements that are made from now on."""
+    before = open_store(chosen).digest()
+
+    def said() -> str:
+        store = open_store(chosen)
+        if store.digest() == before:
+            return "nothing was measured yet"
+        if not store.writable:
+            return f"measurements are lost: {store.trouble}"
+        again = "" if chosen.tune == "force" else "; the same command goes on from there"
+        return f"measurements are kept in {chosen.store_file}{again}"
+
+    return said

@@ -23,7 +23,7 @@ from .busy import busy_work, devices_here
 from .files import STDOUT
 from .fleet import device_type, jobs_of, run_watched, timing_in_models
 from .output import is_quiet, note, write_json
-from .printing import Results, show, watched
+from .printing import Results, kept_in_store, show, watched
 from .shapes import problems_and_ranges
 from .spec import Spec
 
@@ -103,7 +103,7 @@ def _one_by_one(
     if rows is not None and not is_quiet():
         show([f"device: {info.name} ({info.arch})"])
     place = str(info.torch_device)
-    with watched(kept=f"measurements are kept in {chosen.store_file}") as progress:
+    with watched(kept=kept_in_store(chosen)) as progress:
         listener = progress if rows is None else Results(progress, rows or None)
         result = run_tuning(problems, settings=chosen, progress=listener, device=place, again=again, budget_s=budget_s)
         found = (run_tuning(problem, m=m, settings=chosen, progress=progress, device=place, again=again) for problem, m in ranges)

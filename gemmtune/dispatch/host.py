@@ -11,8 +11,9 @@ from ..native.lookup import native
 from ..settings import Settings
 from .keys import NOTHING, key_of
 
-BLOCKS = 20
-CALLS = 100
+BLOCKS = 200
+CALLS = 10
+"""Calls of one sample, few so that other processes leave some samples undisturbed."""
 
 
 def host_us(device: DeviceInfo, settings: Settings) -> float:

@@ -50,6 +50,17 @@ def invariant_conv1d(module: Any, x: Tensor) -> Tensor:
     return product_of_layer(x, module.weight, module.bias, transposed=False)
 
 
+def _scripted(self: Any, input: Tensor) -> Tensor:  # noqa: ARG001 - the forward's arguments
+    """TorchScript cannot run batch-invariant layers. Call restore(model) before torch.jit.script, or use torch.export."""
+    global BATCH_INVARIANT_LAYERS  # noqa: PLW0602 - here torch.jit.script fails and prints these lines, before it makes a type
+    raise NotImplementedError
+
+
+_unscriptable: tuple[Any, ...] = (invariant_linear, invariant_conv1d)
+for _forward in _unscriptable:
+    _forward.__wrapped__ = _scripted
+
+
 def product_of_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, transposed: bool = True) -> Tensor:
     """Return input @ weightᵀ + bias, without ``transposed`` input @ weight + bias, with bits that do not depend on the batch."""
     if isinstance(weight, QuantizedWeight) and _in_a_graph(input):

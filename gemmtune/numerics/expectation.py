@@ -195,7 +195,7 @@ class AbsentExpectation(Expectation):
         mask = next(mask for _, mask in awkward_masks((n, k), sparsity, draw.device))
         b = spread(mask, sparsity).t().to(draw.problem.dtype)
         ones = torch.ones(draw.size_a, dtype=draw.work_a, device=draw.device)
-        finite = draw.operands(draw.placed_a(ones), draw.placed_b(b.unsqueeze(0)), added=draw.small_inp(MOST_ADDED))
+        finite = draw.operands(draw.placed_a(ones), draw.placed_b(b[None]), added=draw.small_inp(MOST_ADDED))
         distinct(finite.a)[..., -1] = math.inf
         return cls(name="absent blocks", operands=finite, counts=b[:-1].double().sum(dim=0), present=b[-1] != 0)
 

@@ -20,8 +20,8 @@ def some_rows(operands: Operands, part: Problem, begin: int, make: Callable[[str
     """
     device = operands.a.device
 
-    def cut(role: str, layout: Layout | None, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        if layout is None or tensor is None or (layout.size == tuple(tensor.shape) and layout.span == Layout.of(tensor).span):
+    def cut(role: str, layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
+        if layout.size == tuple(tensor.shape) and layout.span == Layout.of(tensor).span:
             return tensor
         made = placed(layout, device, None) if make is None else make(role, layout)
         own = tuple(map(slice, distinct_size(layout)))  # torch copies nothing to elements that share memory
@@ -35,7 +35,7 @@ def some_rows(operands: Operands, part: Problem, begin: int, make: Callable[[str
         operands,
         **named,
         out=allocate(part.out, device) if make is None else make("out", part.out),
-        extra=tuple(x for x in extra if x is not None),
+        extra=tuple(extra),
     )
 
 

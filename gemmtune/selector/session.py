@@ -176,7 +176,7 @@ class Session(AbstractContextManager["Session"]):
             # A GPU runs its first tens of milliseconds at boost clocks, which rank kernels differently from sustained clocks.
             warm_up_s = 0.0 if on_cpu else min(0.2, rounds_s / 2)
             budget_s = CPU_ROUNDS * rounds_s if on_cpu else rounds_s
-            times = play(contenders, budget_s=budget_s, warm_up_s=warm_up_s, keep=keep, failed=failed)
+            times = play(contenders, budget_s=budget_s, warm_up_s=warm_up_s, keep=keep, failed=failed, host_us=self._host_us)
             times |= scaled_first_samples(times, first_us, slower)
             self._timed = made
             return Ranking(times=times, seen="" if short else self._seen(), failures=failures)

@@ -58,12 +58,14 @@ def play(
     warm_up_s: float = 0.0,
     keep: Collection[str] = (),
     failed: Failed = raise_again,
+    host_us: float = 0.0,
 ) -> dict[str, Ranked]:
     """Play rounds that sample each contender once, in an order that is reversed each time.
 
     The fastest by plain median is the reference. Another contender is judged by its ratios to the reference in the same
     round, in which drifting clocks cancel: by the median of their logarithms. It has *lost* if the whole interval of that
-    median lies beyond TIE, and is *tied* if the whole interval lies within. Disturbed samples do not count.
+    median lies beyond TIE, and is *tied* if the whole interval lies within. Disturbed samples do not count. ``host_us``
+    is the part of every sample that is no kernel's time.
 
     A contender that has lost takes no part in further rounds unless it is named in ``keep``. The rounds end when every other
     contender is tied, or when the budget is spent.
@@ -95,7 +97,7 @@ def play(
             playing = [name for name in playing if name in keep or not ratios[name].lost]
             if count >= LEAST_ROUNDS_TO_SETTLE and all(ratio.lost or ratio.tied for ratio in ratios.values()):
                 break
-    return _ranked(rounds) if rounds else {}
+    return _ranked(rounds, host_us) if rounds else {}
 
 
 def spread_of(samples: Sequence[float]) -> float:
@@ -169,14 +171,15 @@ def _ratio(times: Sequence[float], reference: Sequence[float]) -> _Ratio:
     return _Ratio(*median_margin(logs))
 
 
-def _ranked(rounds: Mapping[str, list[float]]) -> dict[str, Ranked]:
+def _ranked(rounds: Mapping[str, list[float]], host_us: float) -> dict[str, Ranked]:
     reference = _reference(rounds)
     fastest_us, margin_us = median_margin([*itertools.compress(rounds[reference], _undisturbed(rounds[reference]))])
     ratios = _ratios(rounds)
     ranked: dict[str, Ranked] = {}
     for name, times in rounds.items():
         # The reference may have waited in the rounds of a contender that dropped out. Clocks alone change less than that.
-        time_us = max(fastest_us * math.exp(ratios[name].middle), min(times) / DISTURBED)
+        least_us = host_us + (min(times) - host_us) / DISTURBED
+        time_us = max(fastest_us * math.exp(ratios[name].middle), least_us)
         half_us = margin_us if name == reference else time_us * min(ratios[name].half, 1.0)
         ranked[name] = Ranked(time_us=time_us, margin_us=half_us, spread=spread_of(times))
     return ranked

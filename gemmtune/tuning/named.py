@@ -22,6 +22,13 @@ from ..sparse.calls import block_call
 Operation = str | Callable[..., object]
 """Name of an operation, such as ``"mm"``, or the operation itself, such as ``gemmtune.scaled_mm``."""
 Operand = torch.Tensor | PackedOperand | QuantizedWeight
+_INSTEAD_OF_A_MODEL = {
+    "explain": "for all its layers call compiled = torch.compile(model, backend='gemmtune') once, then explain(compiled); for one "
+    "layer explain('addmm', layer.bias, x, layer.weight.t()), or explain('mm', x, layer.weight.t()) without a bias",
+    "tune": "optimize(model, tune=inputs) tunes its layers",
+    "multi": "name the product of one of its layers, such as multi('addmm', layer.bias, x, layer.weight.t())",
+}
+"""Remedies for a model, by the function that got it."""
 
 
 def stated(
@@ -89,13 +96,11 @@ def stated_problem(
 def _call(asker: str, op: Operation, operands: Sequence[Operand], arguments: Mapping[str, Any]) -> Call:
     name = getattr(op, "__name__", op)
     if not isinstance(name, str) or name not in NAMES:
-        got = f"op {name!r}" if isinstance(name, str) else f"a {type(name).__name__}"
+        got = f"got op {name!r}" if isinstance(name, str) else f"got a {type(name).__name__}"
         compiled = ", or what torch.compile returned" if asker == "explain" else ""
-        if hasattr(op, "named_modules"):
-            compiled += "; name the product of one of its layers, such as 'addmm', layer.bias, x, layer.weight.t()"
-        raise InvalidProblemError(
-            f"{asker}: got {got}, expected a Problem, or one of {', '.join(NAMES)} with its tensors{compiled}"
-        )
+        if isinstance(op, torch.nn.Module):
+            raise InvalidProblemError(f"{asker}: {got}, which is no product: {_INSTEAD_OF_A_MODEL[asker]}")
+        raise InvalidProblemError(f"{asker}: {got}, expected a Problem, or one of {', '.join(NAMES)} with its tensors{compiled}")
     with raised_as(InvalidProblemError, TypeError, before=f"{asker}: {name}: "):
         return bound_call(name, operands, arguments)
 

@@ -99,14 +99,22 @@ def test_a_call_of_a_layer_takes_a_table_over(backend: RowedBackend, here: type[
     assert ran == ["fake:high"]
 
 
-def test_several_models_share_one_process_and_stored_tables_need_none(backend: RowedBackend, here: type[Here]):
+def test_several_models_share_one_process_and_stored_tables_need_none(backend: RowedBackend, here: type[Here], monkeypatch):
+    def origin(rows: int, n: int = 8) -> str:
+        return gemmtune.explain("mm", torch.randn(rows, W.shape[0]), layer(n).weight.t()).origin
+
     for model in (nn.Sequential(layer(), layer(16)), layer(), layer(8)):
         gemmtune.optimize(model, tune="background", m=(1, 64))
     assert tuning_in_background().wait(60)
     assert (here.made, str(tuning_in_background())) == (1, "background tuning: 3 tables made, 0 left")
     gemmtune.optimize(layer(), tune="background", m=(1, 64))
     assert (here.made, tuning_in_background().done) == (1, True)
-    assert "table of its range" in gemmtune.explain("mm", torch.randn(5, W.shape[0]), layer(8).weight.t()).origin
+    monkeypatch.setitem(background.ROWS, "cpu", range(1, 9))
+    gemmtune.optimize(layer(4), tune="background")
+    assert tuning_in_background().wait(60)
+    for rows, n in ((64, 8), (8, 4)):
+        assert "table of its range" in origin(rows, n)
+        assert "which ends before" in origin(rows + 1, n)
 
 
 def test_a_process_that_dies_is_reported_once_and_the_model_serves_on(backend: RowedBackend, here: type[Here], monkeypatch, caplog):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,7 +23,7 @@ from gemmtune.choice import Status
 from gemmtune.device import detect
 from gemmtune.errors import InvalidProblemError
 from gemmtune.integration.compile import attention_times
-from gemmtune.integration.compile.attention import Attention, Config, attention_of
+from gemmtune.integration.compile.attention import MOST_GROUP, MOST_WIDTH, Attention, Config, _is_served, attention_of
 from gemmtune.integration.compile.planned_attention import OPERATOR, composition
 from gemmtune.integration.compile.report import CompiledExplanation, Taken, _graphs
 from gemmtune.integration.compile.rewriting import RewriteProducts
@@ -407,3 +408,24 @@ def test_an_untuned_captured_graph_runs_ours_by_rule_on_a_gpu() -> None:
             got = chosen(*given).clone()
             torch.testing.assert_close(got.double(), exact(*given).transpose(1, 2).flatten(2), atol=2e-2, rtol=2e-2)
     assert OPERATOR in watching.targets
+
+
+def test_kernels_serve_one_query_of_each_sequence() -> None:
+    def served(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], change: Callable[..., Any] = lambda *x: x) -> bool:
+        return _is_served(list(change(*(torch.empty(size) for size in (q, k, v)))))
+
+    q, k, of_one, wide = (2, 8, 1, 64), (2, 2, 16, 64), (2, 1, 16, 64), MOST_WIDTH + 1
+    assert served(q, k, k)
+    assert served((2, MOST_GROUP, 1, 64), of_one, of_one)
+    assert served((2, 8, 1, MOST_WIDTH), *[(2, 2, 1, MOST_WIDTH)] * 2)
+    assert served(q, k, k, lambda q, k, v: (q, k.transpose(1, 2).contiguous().transpose(1, 2), v))
+    refused = {
+        "no sequence": ((0, 8, 1, 64), (0, 2, 16, 64), (0, 2, 16, 64)), "no key": (q, (2, 2, 0, 64), (2, 2, 0, 64)),
+        "no head": (q, (2, 0, 16, 64), (2, 0, 16, 64)), "two queries": ((2, 8, 2, 64), k, k), "other keys": (q, k, (2, 2, 17, 64)),
+        "wide": ((2, 8, 1, wide), *[(2, 2, 16, wide)] * 2), "three heads of eight": (q, *[(2, 3, 16, 64)] * 2),
+        "many of one": ((2, MOST_GROUP + 1, 1, 64), of_one, of_one), "other width": (q, k, (2, 2, 16, 32)),
+        "no batch": (q[1:], k[1:], k[1:]),
+    }  # fmt: skip
+    assert {name: served(*sizes) for name, sizes in refused.items()} == dict.fromkeys(refused, False)
+    assert not served(q, k, k, lambda q, k, v: (q, k.bfloat16(), v))
+    assert not served(q, k, k, lambda q, k, v: (q, k, torch.empty(2, 2, 64, 16).mT))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gemmtune.integration.compile.experts import SUM, changes_around
+from gemmtune.integration.compile.experts import SUM, _narrow_type, changes_around
 from gemmtune.integration.compile.rewriting import RewriteProducts
 
 aten = torch.ops.aten
@@ -98,6 +99,20 @@ def test_indices_of_experts_are_sorted_in_a_narrow_dtype(experts: int, dtype: to
 def test_other_sorts_keep_their_dtype(how: dict[str, Any]) -> None:
     _, sorted_as = changed(128, **how)
     assert sorted_as == [torch.int64]
+
+
+def test_ascending_sorts_of_indices_from_topk_have_a_narrow_dtype() -> None:
+    def narrow(*way: object, topk: tuple[object, ...] = (), place: int = 1, **words: object) -> bool:
+        graph = fx.Graph()
+        (scores := graph.placeholder("scores")).meta["val"] = torch.empty(5, 8)
+        numbers = graph.call_function(operator.getitem, (graph.call_function(aten.topk.default, (scores, 2, *topk)), place))
+        return _narrow_type(graph.call_function(aten.sort.default, (numbers, *way), words)) is not None
+
+    ways: dict[tuple[object, ...], bool] = dict.fromkeys([(), (-1,), (0,), (-1, False), (0, False)], True)
+    ways |= dict.fromkeys([(-2,), (1,), (-1, True), (0, True), (-2, False), (1, False)], False)
+    assert {way: narrow(*way) for way in ways} == ways
+    assert narrow(topk=(-1,))
+    assert not any((narrow(topk=(0,)), narrow(place=0), narrow(stable=True)))
 
 
 @pytest.mark.parametrize(("chosen", "how", "unrolled"), [(2, {}, False), (8, {}, True), (40, {}, False), (8, {"over": 2}, False)])

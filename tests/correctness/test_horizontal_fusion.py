@@ -171,6 +171,16 @@ def converted(model: nn.Module) -> None:
     model.double().float()
 
 
+def test_only_several_rows_of_scales_are_copied_together():
+    found = {}
+    for scales in ("group_32", "group_64", "column", "tensor"):
+        for zeros in (False, True):
+            problem = Problem.mixed_mm(4, 48, 64, dtype=torch.float32, scales=scales, zeros=zeros, device_type="cpu")
+            found[scales, zeros] = planned_horizontal.gathered_roles(problem)
+    copied = {("group_32", False): ("scale_b",), ("group_32", True): ("scale_b", "zero_b")}
+    assert found == dict.fromkeys(found, ()) | copied
+
+
 @pytest.mark.rotates(4)
 @pytest.mark.parametrize("kind", ["float", "int4", "int8"])
 @pytest.mark.parametrize("move", [cloned, converted])

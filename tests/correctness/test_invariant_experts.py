@@ -10,6 +10,7 @@ import torch
 from extras import needs
 from models import Needed, tokens
 from test_invariant import SummingBackend, backend  # noqa: F401 - the fixture
+from torch import nn
 
 import gemmtune
 from gemmtune import settings
@@ -38,6 +39,35 @@ def experts_of(model: torch.nn.Module) -> Any:
 def few_rows(monkeypatch: pytest.MonkeyPatch, backend: SummingBackend) -> None:  # noqa: F811
     monkeypatch.setattr("gemmtune.integration.invariant.LEAST_ROWS", 2)
     backend.kinds = ("torch", "run")
+
+
+class Weighted(nn.Module):
+    """Module with a weight of these sizes."""
+
+    def __init__(self, *size: int, **fields: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+        self.__dict__ |= fields
+
+
+def test_a_router_has_a_row_for_each_expert_beside_it():
+    experts = {
+        "num_experts": 4,
+        "is_transposed": False,
+        "has_gate": True,
+        "has_bias": False,
+        "down_proj": None,
+        "gate_up_proj": None,
+    }
+    block = nn.ModuleDict(
+        {
+            "router": Weighted(4, 8), "experts": Weighted(1, **experts), "linear": nn.Linear(8, 4), "norm": Weighted(4),
+            "three": Weighted(3, 8), "stacked": Weighted(4, 8, 2), "act": nn.ReLU(),
+        }
+    )  # fmt: skip
+    assert routers_of(nn.ModuleList([block, Weighted(4, 8)])) == {block["router"]}
+    del block["experts"]
+    assert routers_of(block) == set()
 
 
 @pytest.mark.rotates(3)

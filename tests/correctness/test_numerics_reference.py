@@ -11,8 +11,10 @@ from rational import rational
 
 from gemmtune.numerics import reference as module
 from gemmtune.numerics.compare import MOST, grade
-from gemmtune.numerics.operands import Operands
+from gemmtune.numerics.expectation import referenced
+from gemmtune.numerics.operands import Operands, random_operands
 from gemmtune.numerics.reference import Region, extended_reference, products, reference, regions
+from gemmtune.problem import Problem
 
 CPU = torch.device("cpu")
 UNIT = Fraction(1, 2**53)
@@ -202,3 +204,13 @@ def test_an_extended_reference_is_of_a_square_sample(monkeypatch: pytest.MonkeyP
         assert (got.magnitude == 24).all()
     nothing = extended_reference(operands(a[..., :0], b[:, :0]), 2, 50, 30, 0)
     assert not nothing.value.any()
+
+
+def test_float64_alone_has_an_extended_reference() -> None:
+    for dtype, integers in ((torch.float64, False), (torch.float64, True), (torch.float32, False)):
+        problem = Problem.mm(3, 4, 5, dtype=dtype, device_type="cpu")
+        found = referenced(problem, random_operands(problem, CPU, seed=0), name="random", integers=integers)
+        assert [known.extended for known in found.references] == [
+            False,
+            *([True] if dtype is torch.float64 and not integers else []),
+        ]

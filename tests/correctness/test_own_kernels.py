@@ -318,6 +318,18 @@ def test_a_whole_backend_of_another_package(tmp_path: Path, monkeypatch: pytest.
             assert gemmtune.tune(problem, progress=False)[0].pick == "aten:mm"
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({}, ("a:x", "b:y")), ({"backends": ("own",)}, ("a:x", "b:y")), ({"backends": ("aten", "cpp")}, ()),
+        ({"backends": ("aten",), "extra_choices": ("c:z", "c:z")}, ("c:z",)), ({"extra_choices": ("b:y",)}, ("b:y", "a:x")),
+    ],
+)  # fmt: skip
+def test_targets_are_those_of_the_settings_and_of_installed_packages(words, expected, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(targets, "installed_targets", lambda: ("a:x", "b:y"))
+    assert targets.targets_of(settings.Settings(**words)) == expected
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Yield a folder of the module path with the example package, installed by pip."""

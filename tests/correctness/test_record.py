@@ -340,7 +340,7 @@ def test_unwritable_files_are_errors_before_the_block_runs(file, message, tmp_pa
 
 
 def test_programs_that_are_not_python_are_rejected(capsys):
-    assert run(["record", "--", "torchrun", "train.py"]) == 2
-    assert (
-        "record: got 'torchrun train.py', expected a script, or python with a script or -m and a module" in capsys.readouterr().err
-    )
+    for words in ("torchrun train.py", "python", "python -m", "python -c pass", "python3.12 -u train.py"):
+        assert run(["record", "--", *words.split()]) == 2
+        expected = "expected a script, or python with a script or -m and a module"
+        assert f"record: got '{words}', {expected}" in capsys.readouterr().err

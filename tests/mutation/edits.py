@@ -12,8 +12,8 @@
 ``statement``   a call for its effect, an augmented assignment, a raise, a continue or a break dropped
 ==============  ==================================================================================================================
 
-The rest of the text does not change. Annotations, docstrings, decorators, messages, large limits and comparisons with a clock get
-no edits.
+The rest of the text does not change. Annotations, docstrings, decorators, messages, large limits, comparisons with a clock and
+``budget=``, an approximate number of cases, get no edits.
 """
 
 from __future__ import annotations
@@ -99,6 +99,10 @@ class _Finder(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_arg(self, node: ast.arg) -> None: ...
+
+    def visit_keyword(self, node: ast.keyword) -> None:
+        if node.arg != "budget":
+            self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self._returns.append(ast.unparse(node.returns) if node.returns else "")

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["MOST_FOR_SURVIVORS", "NEEDED", "related_tests"]
+__all__ = ["MOST_FOR_SURVIVORS", "NEEDED", "has_turns", "related_tests"]
 
 FOLDERS = ("unit", "correctness", "alignment", "perf", "judge")
 MOST_FILES = 8
 """Files that a mutant is tried against first. A survivor is tried against all within MOST_FOR_SURVIVORS."""
 MOST_FOR_SURVIVORS = 24
+LEAST_LETTERS = 5
+"""Letters of a test's name that start the name of its module, as ``record`` does of ``recording``."""
 STEPS = 4
 """Imports between a module and one that a test mentions. Each halves the weight."""
 SLOW = ("test_cpp", "triton", "cutlass", "test_cuda", "must_list", "cross_compile", "test_architectures", "hacks", "test_adding")
@@ -44,6 +46,8 @@ NEEDED = {"gemmtune/fleet/ray_roster.py": "fleet"}
 COMPILED = ("backends", "toolchain", "architectures", "untrusted", "judging")
 """Packages whose tests may be slow."""
 
+TURNS = {"rotated", "rotation", "pytest.mark.rotates", "pytest.mark.turn"}
+"""Words of files with cases that only some commits run."""
 DEFINED = re.compile(r"^(?:(?: {4})?(?:def|class) +(?!__)|(?=[\w:, \[\]]+ = ))(\w+)", re.MULTILINE)
 """Functions, classes, methods and constants in the text of a module."""
 FROM = re.compile(r"^ *from (\.*)([\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
@@ -82,13 +86,19 @@ def _scores(root: Path) -> Mapping[str, Mapping[Path, float]]:
     return {name: dict(zip(tests, scores[i].tolist(), strict=True)) for name, i in numbers.items()}
 
 
+def has_turns(root: Path, test: Path) -> bool:
+    """Return True for a test file of which other commits run other cases."""
+    return not TURNS.isdisjoint(_mentions(root)[test])
+
+
 def _name(module: Path) -> str:
     return ".".join(module.with_suffix("").parts).removesuffix(".__init__")
 
 
 def _named_after(test: str, module: Path) -> float:
-    """Return 1 for tests named after the module, less for tests named after a folder that contains it, and 0 for others."""
-    return 1.0 if f"_{module.stem}_" in f"{test}_" else 0.1 * sum(folder in test for folder in module.parts[1:-1])
+    """Return 1 for tests named after the module, or with the start of its name, less for those named after a folder above it."""
+    starts = any(len(word) >= LEAST_LETTERS and module.stem.startswith(word) for word in test.split("_"))
+    return 1.0 if starts or f"_{module.stem}_" in f"{test}_" else 0.1 * sum(folder in test for folder in module.parts[1:-1])
 
 
 def test_files(root: Path) -> list[Path]:
@@ -102,6 +112,7 @@ def _in_names(text: str) -> set[str]:
     return {word for name in re.findall(r"def test_(\w+)", text) for word in name.split("_")}
 
 
+@functools.cache
 def _mentions(root: Path) -> dict[Path, dict[str, float]]:
     """Return the words and dotted names in each test file, and with half the weight those in its helpers."""
     texts = {path: path.read_text() for folder in FOLDERS for path in sorted((root / "tests" / folder).rglob("*.py"))}

@@ -4,10 +4,10 @@
     python tests/mutation/run.py gemmtune/numerics/compare.py --sample 0        # every edit of one module
 
 A seeded sample of the edits of ``edits.py`` is tried, in the whole package or in the named files. For each edit, the related test
-files run on a copy of the tree until a test fails. For those that survive this commit's part of the cases, all cases of more files
-run. The output lists the survivors with their place and change, and a summary. The exit status is 1 if fewer than ``--threshold``
-percent are killed. Edits without any visible effect are listed in ``equivalent.toml``, each with a reason, and do not count. A
-module has no edits if all its tests need an absent package.
+files run on a copy of the tree until a test fails. For those that survive this commit's part of the cases, the other cases and
+more files run. The output lists the survivors with their place and change, and a summary. The exit status is 1 if fewer than
+``--threshold`` percent are killed. Edits without any visible effect are listed in ``equivalent.toml``, each with a reason, and do
+not count. A module has no edits if all its tests need an absent package.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if __package__ in (None, ""):
 from extras import missing
 
 from mutation.edits import edits_of
-from mutation.related import MOST_FOR_SURVIVORS, NEEDED, related_tests
+from mutation.related import MOST_FOR_SURVIVORS, NEEDED, has_turns, related_tests
 from mutation.trees import ROOT, Job, Mutant, Trees, finished
 
 __all__ = ["Mutant", "Result", "equivalent_edits", "mutants_of", "run", "sampled", "summary"]
@@ -145,14 +145,18 @@ def run(root: Path, mutants: Sequence[Mutant], jobs: int, limit_s: float, say: C
             todo = [mutant for mutant in todo if broken.get(results[mutant].killed_by)]
             if not todo and not survivors:
                 todo = survivors = [mutant for mutant in mutants if results[mutant].verdict == "survived"]
-                # New files run first, because the others have mostly run.
-                more = {m.path: _names(root, related_tests(root, m.path, MOST_FOR_SURVIVORS)) for m in survivors}
-                tests |= {path: [*(x for x in names if x not in tests[path]), *tests[path]] for path, names in more.items()}
+                tests |= {path: _more_tests(root, path, tests[path]) for path in {m.path for m in survivors}}
     return [results[mutant] for mutant in mutants]
 
 
 def _names(root: Path, tests: Iterable[Path]) -> list[str]:
     return [str(path.relative_to(root)) for path in tests]
+
+
+def _more_tests(root: Path, module: Path, run: Sequence[str]) -> list[str]:
+    """Return files for a survivor of those that have run: these with cases of other commits, broad ones first, then more files."""
+    again = [name for name in reversed(run) if has_turns(root, root / name)]
+    return again + [name for name in _names(root, related_tests(root, module, MOST_FOR_SURVIVORS)) if name not in run]
 
 
 def _result(mutant: Mutant, status: int | None, seconds: float, log: str) -> Result:

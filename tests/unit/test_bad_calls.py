@@ -114,7 +114,15 @@ BAD_CALLS = {
     ),
     "explain a module": (
         lambda: gemmtune.explain(torch.nn.Linear(2, 2)),
-        "explain: got a Linear, expected a Problem, or one of mm, .* with its tensors, or what torch.compile returned",
+        r"explain: got a Linear, which is no product: for all its layers call compiled = torch.compile",
+    ),
+    "explain an object": (
+        lambda: gemmtune.explain(object()),
+        "explain: got a object, expected a Problem, or one of mm, .* with its tensors, or what torch.compile returned",
+    ),
+    "tune a module": (
+        lambda: gemmtune.tune(torch.nn.Linear(2, 2)),
+        r"tune: got a Linear, which is no product: optimize\(model, tune=inputs\) tunes its layers",
     ),
     "explain count": (lambda: gemmtune.explain("addmm", A, B), "explain: addmm: missing a required argument: 'b'"),
     "tune": (lambda: gemmtune.tune([3]), "tune: expected a Problem or several, got int"),

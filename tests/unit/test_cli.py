@@ -12,6 +12,7 @@ import warnings
 import click
 import pytest
 import torch
+from store_cases import row
 
 from gemmtune import __version__, cli, settings
 from gemmtune.cli import commands, words
@@ -23,7 +24,7 @@ from gemmtune.problem.fused import NAMES
 from gemmtune.problem.grouped_compositions import GATES
 from gemmtune.problem.operations import OPS
 from gemmtune.selector.table import DEFAULT_ROWS
-from gemmtune.store.store import Store
+from gemmtune.store.store import Store, open_store
 
 
 def test_version(capsys):
@@ -266,9 +267,27 @@ def test_an_error_of_the_package_is_one_line_and_exit_1(capsys, monkeypatch):
 
 
 def test_ctrl_c_while_tuning_exits_with_130_and_says_where_the_measurements_are(capsys, monkeypatch, own_store):
-    monkeypatch.setattr("gemmtune.cli.tune.run_tuning", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    """A tuning is stopped before its first measurement, after one, when told to measure all anew, and where no file takes them."""
+
+    made = []
+
+    def run(*_, **words):
+        open_store(words["settings"]).put(made)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("gemmtune.cli.tune.run_tuning", run)
+    kept = f"measurements are kept in {own_store}"
+    cases = ((None, "nothing was measured yet"), (6.0, f"{kept}; the same command goes on from there"), (7.0, kept))
+    for time_us, text in cases:
+        made[:] = [row(time_us=time_us)] if time_us else []
+        force = ["--force"] * (text == kept)
+        assert cli.run(["tune", "64x64x64", "--device", "cpu", *force]) == 130
+        assert capsys.readouterr().err == f"interrupted: {text}\n"
+    monkeypatch.setattr(Store, "writable", False)
+    monkeypatch.setattr(Store, "trouble", "the disk is full")
+    made[:] = [row(time_us=8.0)]
     assert cli.run(["tune", "64x64x64", "--device", "cpu"]) == 130
-    assert capsys.readouterr().err == f"interrupted: measurements are kept in {own_store}\n"
+    assert capsys.readouterr().err == "interrupted: measurements are lost: the disk is full\n"
 
 
 def test_the_module_runs_as_the_command_does():

@@ -137,4 +137,4 @@ def test_interrupt_keeps_compiled_kernels(
 
     monkeypatch.setattr("gemmtune.cli.build.Compilation", interrupted)
     assert cli.run([*WORDS, "--quiet"]) == 130
-    assert f"interrupted: compiled kernels are kept in {nvcc.folder}/cache" in capsys.readouterr().err
+    assert f"interrupted: every kernel that was compiled is kept in {nvcc.folder}/cache" in capsys.readouterr().err

@@ -7,14 +7,16 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from gemmtune.conformance.bench.outcome import CaseStatus, Outcome
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.options import RunOptions
 from gemmtune.conformance.runs import run as runs
 from gemmtune.conformance.runs.isolation import Ground
+from gemmtune.declaration.subject import Gone, is_fatal
 from gemmtune.declaration.traits import Traits
-from gemmtune.errors import GemmtuneError
+from gemmtune.errors import ErrorFromChoice, GemmtuneError
 
 
 class FixedRunner:
@@ -122,3 +124,12 @@ def test_remaining_cases_are_not_run_after_many_crashes(monkeypatch: pytest.Monk
     assert second.failed
     assert (third.outcome, third.reason) == (None, "not run: too many cases have crashed or hung before")
     assert run.judge(case("width")).failed == same
+
+
+def test_an_error_is_fatal_if_the_device_is_lost():
+    lost, full = "CUDA error: unspecified launch failure", "CUDA error: out of memory"
+    cases = {
+        RuntimeError(lost): True, RuntimeError(full): False, Gone("it died"): True, ErrorFromChoice("triton:x", "mm", lost): False,
+        torch.AcceleratorError("CUDA error: another"): True, torch.AcceleratorError(full): False,
+    }  # fmt: skip
+    assert {error: is_fatal(error) for error in cases} == cases

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import importlib.resources
 import pickle
+import re
 import sys
 
 import pytest
 import torch
+from extras import needs
 from fake_cublaslt import installed
 
 from gemmtune.backends import cublaslt
 from gemmtune.backends.cublaslt import BACKEND, launch, library
-from gemmtune.backends.cublaslt.constants import AlgorithmAttribute, PreferenceAttribute
+from gemmtune.backends.cublaslt.constants import DATA_TYPES, AlgorithmAttribute, PreferenceAttribute
 from gemmtune.backends.cublaslt.gemm import gemm_of
 from gemmtune.device import preset
 from gemmtune.errors import InvalidProblemError
@@ -426,3 +429,14 @@ def test_available_reports_a_library_that_does_not_load(fake):
 def test_import_leaves_nvmath_alone():
     assert "nvmath" not in sys.modules
     assert isinstance(library.installed_version(), str | None)
+
+
+@needs("triton")
+def test_data_types_have_the_numbers_of_cudas_header():
+    header = importlib.resources.files("triton").joinpath("backends/nvidia/include/library_types.h").read_text()
+    names = {
+        torch.float32: "32F", torch.float64: "64F", torch.float16: "16F", torch.bfloat16: "16BF", torch.int8: "8I",
+        torch.int32: "32I", torch.float8_e4m3fn: "8F_E4M3", torch.float8_e5m2: "8F_E5M2",
+    }  # fmt: skip
+    numbers = dict(re.findall(r"CUDA_R_(\w+) *= *(\d+)", header))
+    assert {dtype: int(numbers[name]) for dtype, name in names.items()} == DATA_TYPES

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,10 +16,11 @@ from cpp_kernels import needs_compiler
 from test_cpp_epilogue import GRID, ROUNDED, SPECIAL, UNARY, by_column
 
 from gemmtune.backends.cpp.compiler import find_compiler
-from gemmtune.backends.cutlass import BACKEND
+from gemmtune.backends.cutlass import BACKEND, launch
 from gemmtune.backends.cutlass.build import CutlassChoice
 from gemmtune.backends.cutlass.source import Source
 from gemmtune.device import preset
+from gemmtune.errors import ErrorFromChoice
 from gemmtune.problem import Problem
 from gemmtune.problem.epilogue import OPERATIONS, evaluate
 from gemmtune.problem.trace import trace
@@ -221,3 +224,30 @@ def test_alpha_beta_and_operand(dtype: torch.dtype, tmp_path: Path) -> None:
     acc, inp, x = (torch.randn(500, dtype=dtype, generator=generator) for _ in range(3))
     got = pointwise(problem, tmp_path)(acc, inp, x, alpha=2.0, beta=0.4)
     torch.testing.assert_close(got, torch.relu((2 * acc + 0.4 * inp) * 3.3 - 1.234) * x)
+
+
+@pytest.mark.parametrize(("refused_by", "status"), [("check", 7), ("call", 11), ("call", 99), ("", 0)])
+def test_a_status_of_cutlass_is_an_error_that_names_it(refused_by, status, monkeypatch):
+    """The library and the driver are replaced: a status of 0 is a success."""
+    calls: list[object] = []
+    problem = Problem.mm(64, 64, 64, dtype=torch.float16, device_type="cuda")
+    choice = next(c for c in BACKEND.enumerate(problem, preset("sm80"), Settings()).choices if isinstance(c, CutlassChoice))
+
+    def call(*given: object) -> int:
+        calls.append(given)
+        return status * (refused_by == "call")
+
+    library = SimpleNamespace(
+        check=lambda _: status * (refused_by == "check"), capture=None,
+        workspace_bytes=ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_void_p)(lambda _: 0),
+        call=ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(call),
+    )  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=108))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 5, raising=False)
+    monkeypatch.setattr(launch, "shared_workspace", lambda *_: SimpleNamespace(size_bytes=0, device=0))
+    a, b, out = (torch.empty(64, 64, dtype=torch.float16) for _ in range(3))
+    named = {7: "internal error", 11: "cannot implement it", 99: "status 99"}.get(status, "")
+    with pytest.raises(ErrorFromChoice, match=f"CUTLASS: {named}") if status else contextlib.nullcontext():
+        choice.bind(library).run(out, (a, b), ())
+    assert len(calls) == (refused_by != "check")

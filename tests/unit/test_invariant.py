@@ -31,7 +31,7 @@ from gemmtune.problem.grouped_compositions import spans
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector import invariant
 from gemmtune.selector.range_result import RangeResult
-from gemmtune.selector.reduction_classes import mean_loss
+from gemmtune.selector.reduction_classes import likely_classes, mean_loss
 from gemmtune.selector.segments import INVARIANT, Table
 from gemmtune.settings import Settings
 from gemmtune.store.row import Ranged
@@ -191,6 +191,21 @@ def rows_differ(rows: range = range(1, 65)) -> list[int]:
         whole = gemmtune.mm(a, W)
         parts = {m: (gemmtune.mm(a[:m], W), gemmtune.mm(a[-m:], W)) for m in rows}
     return [m for m, (first, last) in parts.items() if not (torch.equal(first, whole[:m]) and torch.equal(last, whole[-m:]))]
+
+
+@pytest.mark.parametrize("agreed", ["", "fma, K in 8 parts of 3"])
+def test_one_run_and_an_agreed_class_always_compete(agreed: str):
+    """The four fastest classes compete, unless those two are others."""
+    lengths = (2, 4, 6, 12, 24, 3)  # K in one run and the agreed class are the slowest
+    kinds = {f"fake:{x}": Reduction(unit="fma", parts=parts_of(K, x) if x < K else ()) for x in lengths}
+    choices = {
+        name: SimpleNamespace(batch_invariant=True, claims=SimpleNamespace(reduction=reduction))
+        for name, reduction in kinds.items()
+    }
+    rough = {m: {name: 10.0 + i for i, name in enumerate(choices)} for m in (1, 64)}
+    work = SimpleNamespace(choices=choices, wrong={}, rough=rough, agreed=agreed)
+    found = [x.parts[0] if x.parts else K for x in likely_classes(work, {1: None, 64: None})]  # type: ignore[arg-type]
+    assert found == ([3, 24, 2, 4] if agreed else [24, 2, 4, 6])
 
 
 def test_a_class_has_the_fastest_of_its_choices_for_each_m(backend: SummingBackend):
@@ -523,6 +538,15 @@ def test_texts_of_reductions():
 def layers() -> torch.nn.Module:
     torch.manual_seed(3)
     return torch.nn.Sequential(torch.nn.Linear(K, N, bias=False), torch.nn.ReLU(), torch.nn.Linear(N, K, bias=False))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_of_a_layer_fails_with_a_remedy():
+    model = gemmtune.optimize(layers(), batch_invariant=True)
+    with pytest.raises(torch.jit.frontend.UnsupportedNodeError, match=r"restore\(model\) before torch.jit.script"):
+        torch.jit.script(model)
+    x = torch.randn(3, K)
+    assert torch.equal(torch.jit.script(gemmtune.restore(model))(x), model(x))
 
 
 @pytest.mark.turn(0, 4)

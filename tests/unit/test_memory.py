@@ -10,6 +10,7 @@ import torch
 
 import gemmtune
 from gemmtune import Problem, cli
+from gemmtune.bounded import Bounded
 from gemmtune.device import detect
 from gemmtune.errors import ShortMemoryError
 from gemmtune.timing import cores, memory
@@ -84,3 +85,11 @@ def test_commands_refuse_what_does_not_fit(
     words, status = COMMANDS[command]
     assert cli.run(words) == status
     assert "got 21,474,836,480 bytes of free memory on cpu, expected at least" in "".join(capsys.readouterr())
+
+
+def test_a_full_cache_is_emptied_by_a_further_entry() -> None:
+    cache = Bounded[str, int](2)
+    cache["a"], cache["b"] = 1, 2
+    assert cache == {"a": 1, "b": 2}
+    cache["c"] = 3
+    assert cache == {"c": 3}

@@ -136,6 +136,15 @@ def test_torch_wins_ties_in_the_assignment():
     assert set(assigned(times, "torch").values()) == {"torch"}
 
 
+def test_small_gains_over_torch_add_no_cost_unless_the_machine_is_busy():
+    """On a quiet machine one gain of 4% decides, since those of 1% may be none and cost nothing. On a busy one 30% is needed."""
+    gains = (0.99, 0.99, 0.99, 0.99, 0.96)
+    times = {m: {"torch": 1.0, "y": y} for m, y in enumerate(gains)}
+    assert set(assigned(times, "torch").values()) == {"y"}
+    assert set(assigned(times, "torch", 0.25).values()) == {"torch"}
+    assert set(assigned({m: {"torch": 1.0, "y": 0.7} for m in range(5)}, "torch", 0.25).values()) == {"y"}
+
+
 def test_unmeasured_choices_are_not_assigned():
     assert assigned({1: {"x": 1.0}, 2: {"y": 5.0, "z": 6.0}, 3: {"x": 1.0, "y": 9.0}}) == {1: "x", 2: "y", 3: "x"}
 

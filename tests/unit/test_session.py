@@ -400,7 +400,7 @@ def test_final_rounds_on_a_gpu_start_at_sustained_clocks(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     choices = [running("multiply"), dataclasses.replace(running("slow"), baseline=True), running("fail")]
-    with Session(PROBLEM, DEVICE if arch == "cpu" else preset(arch), settings) as session:
+    with Session(PROBLEM, DEVICE if arch == "cpu" else preset(arch), settings, host_us=3.0) as session:
         session.rank(choices, rounds_s)
     quick = sessions.EFFORT["quick"].rounds_s
     assert played == [
@@ -408,6 +408,7 @@ def test_final_rounds_on_a_gpu_start_at_sustained_clocks(
             "budget_s": quick if budget_s is None else budget_s,
             "warm_up_s": min(0.2, quick / 2) if warm_up_s is None else warm_up_s,
             "keep": {"fake:slow"},
+            "host_us": 3.0,
             "sampled": {"fake:multiply": 0, "fake:slow": 0, "fake:fail": 0}
             if arch == "cpu"
             else {"fake:multiply": 1, "fake:slow": 1},

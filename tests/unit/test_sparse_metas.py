@@ -67,6 +67,9 @@ def test_the_order_of_a_lookup() -> None:
 def test_rows_that_cannot_be(family: Family, values: tuple[int, ...], message: str) -> None:
     with pytest.raises(gemmtune.InvalidProblemError, match=message):
         MetaTable().update(family, SHAPE, values)
+    if family.op == "mm":
+        with pytest.raises(gemmtune.InvalidProblemError, match=f"lookup: {message}"):
+            MetaTable().lookup(family, SHAPE)
 
 
 def test_parameters_of_torchs_table_are_tried_first(imported: MetaTable) -> None:

@@ -92,6 +92,13 @@ def test_strides_are_those_that_the_weight_claims(kind):
     assert torch.equal(rows.t().dequantize(), weight.dequantize())
 
 
+def test_a_view_of_a_weight_with_gaps_has_the_strides_that_it_claims():
+    numbers = torch.arange(-40, 56, dtype=torch.int8).view(8, 12)
+    weight = QuantizedWeight(numbers[:, ::2], torch.rand(1, 6), None)
+    assert weight.stride() != weight.dequantize().stride()
+    assert torch.equal(weight.as_strided((3, 2), weight.stride()), weight.dequantize()[:3, :2])
+
+
 def compiled(function):
     torch._dynamo.reset()
     return torch.compile(function, backend="aot_eager", fullgraph=True)

@@ -39,8 +39,6 @@ def why_not_config(problem: Problem, device: DeviceInfo, config: GroupedConfig) 
         return f"{config}: descriptors, swapped operands and resident programs serve only groups of rows"
     if not problem.divides_terms and most_tiles(problem, config) >= INT32_LIMIT // 2:
         return "more tiles than 32 bits can count"
-    if config.split_k > 1:
-        return f"split_k {config.split_k}: grouped products do not split"
     group = scale_group_of(problem)
     if group and group % config.block_k:
         return f"block_k {config.block_k}: does not divide the {group} elements that share a scale"
