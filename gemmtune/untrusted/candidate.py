@@ -33,6 +33,8 @@ AS_BEFORE = {"alias": Conduct.ALIAS, "again": Conduct.AGAIN, "same": Conduct.AGA
 OTHERS = "priority, cores and scheduler of"
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
 """Signals by which a GEMM with a fault dies."""
+FAILED = 1
+"""Exit status of a program that fails."""
 KILLED = "SIGKILL"
 """Signal that the system sends where memory ends. One of them is not the GEMM's fault."""
 MOST_RESULT_BYTES = 2**30
@@ -152,7 +154,7 @@ class Candidate:
         room = min(self._memory.size - end, self._most_result)
         question = {
             "do": "call", "function": function, "result": end, "room": room, "flags": flags_here(), "profiled": self.profiling,
-            "in_graph": self.in_graph, "manner": self.manner,
+            "in_graph": self.in_graph, "manner": self.manner, "same": secrets.randbelow(2) == 1,
             "args": [argument(x, placed) for x in args], "kwargs": {name: argument(x, placed) for name, x in kwargs.items()},
         }  # fmt: skip
         if self.device.type != "cpu":
@@ -214,6 +216,14 @@ class Candidate:
             restore(self._standing)
         for kind, detail in self._between.found(self._fork):
             self.note(kind, detail)
+
+    def leave(self) -> None:
+        """Let the process end as a program that fails, and note if it says that nothing has failed."""
+        if (fork := self._fork) is not None and not fork.ended():
+            self._ask({"do": "end", "status": FAILED})
+            if fork.status() == 0:
+                self.note(Conduct.SETTINGS, f"the exit status of its process from {FAILED} to 0")
+            self.stop()
 
     def stop(self) -> None:
         """End the process. The next question starts another one."""

@@ -26,6 +26,8 @@ from .standing import Of, Standings
 
 START = "import sys; sys.path.insert(0, sys.argv.pop()); from gemm_process.first import nameless; del sys.path[0]; nameless()()"
 """Program of the first process, which imports the package of that name and nothing else of ours."""
+SCRIPT = "main.py"
+"""Name of the script that a process in use seems to run."""
 QUIET = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "GOMP_SPINCOUNT": "0",
@@ -81,7 +83,8 @@ class First:
     def fork(self, fds: list[int], *, in_use: bool = False) -> int:
         """Return the process id of a new fork, which gets these files: its pipe, its memory and its output.
 
-        One ``in_use`` has nothing of ours in its environment, and works in another folder than that for temporary files.
+        One ``in_use`` has nothing of ours in its environment, works in another folder than that for temporary files, and seems to
+        run a script.
         """
         self._changed = self.changes()  # undone, for whoever asks next
         here = os.getcwd()
@@ -89,7 +92,8 @@ class First:
         own = child_environment({})
         environment: dict[str, str | None] = {name: own.get(name) for name in QUIET} if in_use else {}
         environment |= self._folders() if in_use else folders.alone(self.folder)
-        request = {"do": "fork", "environment": environment, "path": path if here in path else [here, *path]}
+        script = str(Path(environment["PWD"] or here, SCRIPT)) if in_use else ""
+        request = {"do": "fork", "environment": environment, "path": path if here in path else [here, *path], "script": script}
         with self._lock:
             socket.send_fds(self._control, [json.dumps(request).encode()], fds)
             pid = int(json.loads(self._said(START_TIMEOUT_S))["pid"])
@@ -260,12 +264,17 @@ class Fork:
             return len(os.listdir(f"/proc/{self.pid}/task"))
         return 0
 
-    def how_ended(self) -> str:
-        """Return how the process ended, with the end of its output."""
+    def status(self) -> int | None:
+        """Return how the process ended, as ``os.wait`` has it, or None if it runs on or has been asked for before."""
         deadline, status = time.monotonic() + ENDING_S, None
         while status is None and time.monotonic() < deadline and self._first.alive:
             status = self._first.status(self.pid) if self.ended() else None
             time.sleep(0.002)
+        return status
+
+    def how_ended(self) -> str:
+        """Return how the process ended, with the end of its output."""
+        status = self.status()
         tail = _tail(self.output.fileno())
         if status is None:
             how = "closed its pipe"

@@ -58,6 +58,8 @@ class Program:
         importlib.import_module("torch.utils.benchmark")
         self._previous: deque[tuple[torch.Tensor, tuple[int, int]]] = deque(maxlen=KEPT if self._device == "cpu" else KEPT_ON_GPU)
         self._functions: dict[str, Callable[..., Any]] = {}
+        self._operands: dict[str, tuple[torch.Tensor, object]] = {}
+        self._age: Any = torch.autograd.graph.increment_version
         target = opening["target"]
         self._note, self.events = journal.journal([os.path.abspath(root) for root in target["roots"]])
         self._be_silent = wires.wired(self._note, reach.paths()[2])
@@ -125,7 +127,8 @@ class Program:
         self._be_silent(False)
 
     def _called(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        args = [self._value(x) for x in question["args"]]
+        known, self._operands = self._operands if question["same"] else {}, {}
+        args = [self._operand(x, known) for x in question["args"]]
         kwargs = {name: self._value(x) for name, x in question["kwargs"].items()}
         function = self._functions[question["function"]]
         if question["manner"] is not None:
@@ -189,6 +192,17 @@ class Program:
         while len(kept) > 1 and sum(high - low for _, (low, high) in kept) > KEPT_BYTES:
             kept.popleft()
 
+    def _operand(self, word: Any, known: Mapping[str, tuple[torch.Tensor, object]]) -> Any:
+        """Return an argument: the tensor of the call before if it lies at the same place, perhaps with other numbers."""
+        value, form = known.get(str(word), (None, None))
+        if value is not None and form == _form(value):
+            self._age(value)  # as an optimizer does that writes new numbers
+        else:
+            value = self._value(word)
+        if isinstance(value, self._type) and value.layout == torch.strided:
+            self._operands[str(word)] = value, _form(value)
+        return value
+
     def _value(self, word: Any) -> Any:
         if not isinstance(word, dict):
             return word
@@ -212,6 +226,11 @@ class Program:
         storage = torch.frombuffer(self._memory, dtype=torch.uint8, offset=at, count=nbytes).untyped_storage()
         steps = torch.empty(size, device="meta").stride() if stride is None else stride
         return self._set(torch.empty(0, dtype=kind), storage, offset, size, steps)
+
+
+def _form(x: torch.Tensor) -> object:
+    """Return what a GEMM may have changed of an operand besides its numbers."""
+    return x.shape, x.stride(), x.dtype, x.data_ptr(), x.requires_grad, x.__class__
 
 
 def _messages(fd: int) -> Iterator[dict[str, Any]]:
@@ -257,8 +276,10 @@ def _described(error: Exception) -> str:
         return type(error).__name__[:MOST_CHARS]
 
 
-def serve(fd: int, memory: int) -> None:
+def serve(fd: int, memory: int) -> int | None:
     """Answer the questions about one GEMM from the pipe ``fd`` until it is closed.
+
+    Return the status with which the process is to end, if a question says so.
 
     All that this uses is in its own variables, which a GEMM reaches by the stack alone.
     """
@@ -284,7 +305,7 @@ def serve(fd: int, memory: int) -> None:
                 check, events = program.check, program.events
                 handlers = {"call": program.call, "state": program.state}
                 answer |= program.opened(question)
-            else:
+            elif question["do"] != "end":
                 assert check is not None
                 check()
                 answer |= handlers[question["do"]](question)
@@ -294,3 +315,6 @@ def serve(fd: int, memory: int) -> None:
             check()
         answer["events"] = events()
         send(answer)
+        if question["do"] == "end":
+            return int(question["status"])
+    return None

@@ -1,14 +1,19 @@
-"""Functions without an audit event that reach other processes, raise a priority, or hide from the profiler: each notes its call."""
+"""Functions without an audit event, each of which notes its call.
+
+They reach other processes, raise a priority, set seeds, or hide from the profiler.
+"""
 
 from __future__ import annotations
 
 import builtins
 import os
 import posix
+import random
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd import profiler
 
@@ -21,13 +26,19 @@ OF_PROCESSES: dict[str, int | None] = {
 """Functions with the place of the process among their arguments, or None if it is their own."""
 OWNERS: tuple[Any, ...] = (os, posix)
 """Modules that have these functions."""
-OF_PROFILER = tuple(
-    (owner, name)
-    for owner in (torch._C._autograd, torch.autograd, profiler)
-    for name in ("_enable_record_function", "_enable_profiler", "_enable_profiler_legacy", "_disable_profiler")
-    if hasattr(owner, name)
+NOTING: tuple[tuple[Any, str, str], ...] = (
+    *(
+        (owner, name, "looks")
+        for owner in (torch._C._autograd, torch.autograd, profiler)
+        for name in ("_enable_record_function", "_enable_profiler", "_enable_profiler_legacy", "_disable_profiler")
+        if hasattr(owner, name)
+    ),
+    *((owner, "seed", "sets") for owner in (random, np.random)),
 )
-"""Functions by which code learns if it is profiled, or works unseen. The profiler calls some of them itself."""
+"""Functions of which each call is an event, with its kind.
+
+By the first ones code learns if it is profiled, or works unseen. The profiler calls some of them itself.
+"""
 NO_NAME = "<frozen runpy>"
 """Name of our code in a stack, which is one of Python's own."""
 
@@ -51,21 +62,21 @@ def wired(note: Note, is_own: Callable[[int], bool]) -> Callable[[bool], None]:
 
         setattr(owner, name, reaching)
 
-    def of_profiler(owner: Any, name: str) -> None:
+    def noting(owner: Any, name: str, kind: str) -> None:
         original: Callable[..., Any] = getattr(owner, name)
 
-        def hiding(*args: Any, **kwargs: Any) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> Any:
             if not silent:
-                note("looks", f"{owner.__name__}.{name}")
+                note(kind, f"{owner.__name__}.{name}")
             return original(*args, **kwargs)
 
-        setattr(owner, name, hiding)
+        setattr(owner, name, noted)
 
     for owner in OWNERS:
         for name, place in OF_PROCESSES.items():
             of_processes(owner, name, place)
-    for owner, name in OF_PROFILER:
-        of_profiler(owner, name)
+    for owner, name, kind in NOTING:
+        noting(owner, name, kind)
     return lambda quiet: silent.append(True) if quiet else silent.clear()
 
 
