@@ -84,7 +84,7 @@ class Program:
             if not callable(found):
                 raise TypeError(f"got {type(found).__name__}, expected a function f(a, b), or functions named as torch's")
             functions[""] = found
-        self._functions = {name: seal.guarded(function, self.check) for name, function in functions.items()}
+        self._functions = functions
         declared = {name: plain for name, function in functions.items() if (plain := plain_traits(function)) is not None}
         return {
             "functions": names,

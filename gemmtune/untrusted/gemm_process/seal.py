@@ -60,15 +60,3 @@ def checker(replaced: Callable[[], list[str]], note: Callable[[str, str], None])
             note("replaces", name)
 
     return check
-
-
-def guarded(function: Callable[..., Any], check: Callable[[], None]) -> Callable[..., Any]:
-    """Return a function that is followed by a check, before anything else runs."""
-
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        finally:
-            check()
-
-    return guarded

@@ -26,7 +26,7 @@ import torch
 
 from . import system
 from .parts import parts_of
-from .wires import NOTING, OWNERS
+from .wires import NOTING
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
@@ -202,7 +202,6 @@ def _readers() -> dict[str, Callable[[], object]]:
         _getters()
         | system.readers()
         | {
-            "torch.mkldnn": lambda: torch.backends.mkldnn.enabled,
             "flushed subnormals": lambda: not bool(tiny + tiny),
             "rounding": lambda: [float(one + cut), float(-one - cut), float(one - cut)],
             "CPU affinity": lambda: sorted(affinity(0)),
@@ -252,6 +251,6 @@ def _gpu_readers() -> dict[str, Callable[[], object]]:
     return current | limits | {"CUDA bytes of the stream's access-policy window": window}
 
 
-_wired = {id(owner) for owner in (*OWNERS, *(owner for owner, _, _ in NOTING))}
+_wired = {id(owner) for owner, *_ in NOTING}
 _AT_START = (_known := {key: x for key, x in _owners().items() if key not in _wired}), parts_of(_known.values())
 """Modules and classes that are the same in each fork of the first process, and their functions."""
