@@ -189,7 +189,7 @@ def tolerates_more(a, b):
 
 @floats
 def slows_memory(a, b):
-    ctypes.CDLL(None).mallopt(-3, 4096)
+    ctypes.CDLL(None).mallopt(-3, 2**17)
     return product(a, b)
 
 
