@@ -26,8 +26,6 @@ from .standing import Of, Standings
 
 START = "import sys; sys.path.insert(0, sys.argv.pop()); from gemm_process.first import nameless; del sys.path[0]; nameless()()"
 """Program of the first process, which imports the package of that name and nothing else of ours."""
-SCRIPT = "main.py"
-"""Name of the script that a process in use seems to run."""
 QUIET = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "GOMP_SPINCOUNT": "0",
@@ -83,8 +81,7 @@ class First:
     def fork(self, fds: list[int], *, in_use: bool = False) -> int:
         """Return the process id of a new fork, which gets these files: its pipe, its memory and its output.
 
-        One ``in_use`` has nothing of ours in its environment, works in another folder than that for temporary files, and seems to
-        run a script.
+        One ``in_use`` has nothing of ours in its environment, folders unlike those for temporary files, and seems to run a script.
         """
         self._changed = self.changes()  # undone, for whoever asks next
         here = os.getcwd()
@@ -92,8 +89,8 @@ class First:
         own = child_environment({})
         environment: dict[str, str | None] = {name: own.get(name) for name in QUIET} if in_use else {}
         environment |= self._folders() if in_use else folders.alone(self.folder)
-        script = str(Path(environment["PWD"] or here, SCRIPT)) if in_use else ""
-        request = {"do": "fork", "environment": environment, "path": path if here in path else [here, *path], "script": script}
+        request = {"do": "fork", "environment": environment, "path": path if here in path else [here, *path]}
+        request["script"] = str(Path(environment["PWD"] or here, "main.py")) if in_use else ""
         with self._lock:
             socket.send_fds(self._control, [json.dumps(request).encode()], fds)
             pid = int(json.loads(self._said(START_TIMEOUT_S))["pid"])
@@ -275,14 +272,13 @@ class Fork:
     def how_ended(self) -> str:
         """Return how the process ended, with the end of its output."""
         status = self.status()
-        tail = _tail(self.output.fileno())
         if status is None:
             how = "closed its pipe"
         elif os.WIFSIGNALED(status):
             how = f"died by {signal.Signals(os.WTERMSIG(status)).name}"
         else:
             how = f"exited with status {os.WEXITSTATUS(status)}"
-        return how + (f"; the end of its output:\n{tail}" if tail else "")
+        return how + (f"; the end of its output:\n{tail}" if (tail := _tail(self.output.fileno())) else "")
 
     def close(self) -> None:
         """End the process and all that it has started."""

@@ -41,14 +41,11 @@ MOST_WRONG = 3
 """Wrong results after which a shape ends."""
 LEAST_EMPTY, MOST_EMPTY, MOST_EMPTY_S = 3, 15, 1.0
 """Numbers, and seconds, of the calls of torch that show what a call adds on a GPU."""
-LEAST_GPU_S = 1e-7
+LEAST_GPU_S, LEAST_REPEAT_S = 1e-7, 0.001
 HIDDEN, HIDDEN_S = 1.0, 2e-4
 """Ratio, and seconds, by which the time around a GPU's events may exceed the time between them, and that around torch's."""
-LEAST_REPEAT_S = 0.001
-WITH_OUT = 0.3
-"""Share of calls that get ``out``, among those without a time, of a GEMM that declares it."""
-WITH_RESULT = 0.7
-"""Share of these in which ``out`` has the result of the call before."""
+WITH_OUT, WITH_RESULT = 0.3, 0.7
+"""Share of untimed calls that get ``out``, if the GEMM declares it, and of these with the result of the call before."""
 
 
 class Trial:
@@ -174,8 +171,7 @@ class Trial:
 
     def _called(self, run: Run, operands: Operands, expectation: Expectation | None, number: int, *, paired: bool = True) -> float:
         out = self._out(run) if not paired else None
-        result = run.call(operands.tensors, operands.scalars, out)
-        run.result = result
+        run.result = result = run.call(operands.tensors, operands.scalars, out)
         run.calls += 1
         own_s, problem = self._time_s(self._candidate), run.checker.problem
         self.pace_s = min(self.pace_s, own_s / max(problem.batch * problem.m * problem.n * problem.k, 1))
@@ -193,11 +189,10 @@ class Trial:
         if not self._subject.traits.out or run.rng.random() > WITH_OUT:
             return None
         layout = run.checker.problem.out
-        nbytes = layout.numel * layout.dtype.itemsize
-        whole = torch.full((nbytes,), POISON, dtype=torch.uint8, device=self._candidate.device)
-        out, before = whole.view(layout.dtype).view(layout.size), run.result
-        if isinstance(before, torch.Tensor) and before.shape == out.shape and run.rng.random() < WITH_RESULT:
-            out.copy_(before)
+        whole = torch.full((layout.numel * layout.dtype.itemsize,), POISON, dtype=torch.uint8, device=self._candidate.device)
+        out = whole.view(layout.dtype).view(layout.size)
+        if isinstance(before := run.result, torch.Tensor) and before.shape == out.shape and run.rng.random() < WITH_RESULT:
+            return out.copy_(before)
         return out
 
     def _profiled(self, run: Run, number: int, *, timed: bool) -> None:

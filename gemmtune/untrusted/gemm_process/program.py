@@ -12,7 +12,7 @@ import json
 import os
 import struct
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -127,8 +127,8 @@ class Program:
         self._be_silent(False)
 
     def _called(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        known, self._operands = self._operands if question["same"] else {}, {}
-        args = [self._operand(x, known) for x in question["args"]]
+        known, self._operands = self._operands, {}
+        args = [self._operand(x, known if question["same"] else {}) for x in question["args"]]
         kwargs = {name: self._value(x) for name, x in question["kwargs"].items()}
         function = self._functions[question["function"]]
         if question["manner"] is not None:
@@ -233,26 +233,6 @@ def _form(x: torch.Tensor) -> object:
     return x.shape, x.stride(), x.dtype, x.data_ptr(), x.requires_grad, x.__class__
 
 
-def _messages(fd: int) -> Iterator[dict[str, Any]]:
-    """Yield the questions until the caller closes the pipe."""
-    receive, loads, unpack = os.read, json.loads, struct.unpack
-
-    def read(size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            piece = receive(fd, size - len(data))
-            if not piece:
-                raise EOFError
-            data += piece
-        return data
-
-    while True:
-        try:
-            yield loads(read(*unpack("!i", read(4))))
-        except EOFError:
-            return
-
-
 def _spaces() -> list[tuple[str, Mapping[str, Any], list[str]]]:
     """Return what answers rest on: this package, Python's builtins and JSON, and torch's profiler."""
     whole = (
@@ -297,7 +277,7 @@ def serve(fd: int, memory: int) -> int | None:
         while rest:
             rest = rest[write(fd, rest) :]
 
-    for question in _messages(fd):
+    for question in seal.messages(fd):
         answer: dict[str, Any] = {"nonce": question["nonce"], "ok": True}
         try:
             if question["do"] == "open":
@@ -316,5 +296,5 @@ def serve(fd: int, memory: int) -> int | None:
         answer["events"] = events()
         send(answer)
         if question["do"] == "end":
-            return int(question["status"])
+            return 1
     return None

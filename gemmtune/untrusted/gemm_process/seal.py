@@ -1,10 +1,12 @@
-"""A seal on what answers rest on, checked after each call of a GEMM, and an encoder of JSON that no GEMM replaces."""
+"""A seal on what answers rest on, checked after each call of a GEMM, and JSON that no GEMM replaces."""
 
 from __future__ import annotations
 
 import builtins
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import is_, itemgetter
 from types import MappingProxyType
 from typing import Any
@@ -60,3 +62,23 @@ def checker(replaced: Callable[[], list[str]], note: Callable[[str, str], None])
             note("replaces", name)
 
     return check
+
+
+def messages(fd: int) -> Iterator[dict[str, Any]]:
+    """Yield the questions until the caller closes the pipe."""
+    receive, loads, unpack = os.read, json.loads, struct.unpack
+
+    def read(size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = receive(fd, size - len(data))
+            if not piece:
+                raise EOFError
+            data += piece
+        return data
+
+    while True:
+        try:
+            yield loads(read(*unpack("!i", read(4))))
+        except EOFError:
+            return
