@@ -43,6 +43,8 @@ NAMED_MACS, NAMED_CALLS = 2**31, 2
 """Size and number of the calls of usual sizes, and of those that the source names."""
 NARROWEST, WIDEST = 0.5, 1.6
 """Range of a side, in multiples of that of a cube."""
+SQUARE = 3
+"""Number of drawn shapes of which one is square."""
 PER_M = 10**6
 BATCHES = ((2, 3, 12), (33, 70, 130))
 """Few and many matrices of a batch, which the shapes have in turn."""
@@ -140,7 +142,7 @@ def _plan(
         a, b = layouts[op][number % len(layouts[op])]
         case = _case(subject, op, dtype).changed(a=a, b=b)
         batch = trial.rng.choice(BATCHES[(number + number // 2) % 2]) if case.batched else 1
-        return _drawn(trial, subject, case.changed(batch=batch), max(macs // batch, 1), square=not number)
+        return _drawn(trial, subject, case.changed(batch=batch), max(macs // batch, 1), square=number % SQUARE == 0)
 
     in_turn = [dtypes[number % len(dtypes)] if dtypes else "float32" for number in range(2 + level.shapes)]
     small = [(op, dtype, level.small_calls) for dtype in in_turn[:2]]

@@ -11,7 +11,7 @@ from ..foreign import visible
 from ..page import Cell, Table, page
 from ..timing.rounds import BUSY_MARK
 from ..untrusted.conduct import ADVICE
-from .speed import Speed
+from .speed import Speed, Timed
 from .targets import SOURCES
 from .verdict import Judgement, Standing, Verdict
 
@@ -19,6 +19,8 @@ MOST_CASES = 5
 """Failing cases that the text lists."""
 INDENT = " " * 11
 """Space before a line that goes on."""
+NOTED = "noted: "
+"""Begin of a line about conduct that counts against nobody."""
 MARKS = {Standing.RIGHT: "good", Standing.WRONG: "bad", Standing.DISHONEST: "bad", Standing.NOT_JUDGED: "soft"}
 
 
@@ -42,28 +44,32 @@ def _paragraph(text: str) -> str:
 
 def _lines(verdict: Verdict) -> Iterator[str]:
     yield f"{verdict.target} on {verdict.device}, judged in {verdict.seconds:.1f} s"
-    if verdict.declared:
-        yield f"  declared {verdict.declared}"
-    yield f"  values   {_values(verdict)}"
-    for outcome in verdict.values.bad[:MOST_CASES]:
-        yield f"           {outcome.case.id}"
-        yield f"             {_failure(outcome)}"
-    if verdict.calls:
-        wrong = sum(len(shape.wrong) for shape in verdict.shapes)
-        observed = f"; {verdict.deterministic}" if verdict.deterministic else ""
-        yield f"  calls    {verdict.calls} with new operands, each result checked: {wrong} wrong{observed}"
-    yield from _speed_lines(verdict)
-    if verdict.work:
-        yield f"  work     {verdict.work}"
-    if verdict.given_up:
-        yield f"  unseen   {verdict.given_up}"
-    for number, finding in enumerate(verdict.findings):
-        yield f"  {'conduct' if not number else '       '}  {'' if finding.dishonest else 'noted: '}{finding}"
-    for number, text in enumerate(advice(verdict)):
-        yield f"  {'to do  ' if not number else '       '}  {text}"
-    if verdict.reason:
-        yield f"  note     {verdict.reason}"
+    failing = (line for x in verdict.values.bad[:MOST_CASES] for line in (x.case.id, f"  {_failure(x)}"))
+    more = {"values": failing, "speed": map(_of_shape, verdict.speed.shapes if verdict.speed else ())}
+    for name, texts in _sections(verdict).items():
+        for number, text in enumerate((*texts, *more.get(name, ()))):
+            yield f"  {'' if number else name:9}{text}"
     yield _last_line(verdict)
+
+
+def _sections(verdict: Verdict) -> dict[str, list[str]]:
+    """Return the lines of each part of a report, without those of failing cases and of shapes."""
+    given = {"declared": verdict.declared, "values": _values(verdict), "calls": _calls(verdict)}
+    later = {"work": verdict.work, "unseen": verdict.given_up}
+    conduct = [f"{'' if x.dishonest else NOTED}{x}" for x in verdict.findings]
+    return {
+        **{name: [text] for name, text in given.items() if text}, "speed": [*_speed_lines(verdict)],
+        **{name: [text] for name, text in later.items() if text}, "conduct": conduct, "to do": advice(verdict),
+        "note": [verdict.reason] * bool(verdict.reason),
+    }  # fmt: skip
+
+
+def _calls(verdict: Verdict) -> str:
+    if not verdict.calls:
+        return ""
+    wrong = sum(len(shape.wrong) for shape in verdict.shapes)
+    observed = f"; {verdict.deterministic}" if verdict.deterministic else ""
+    return f"{verdict.calls} with new operands, each result checked: {wrong} wrong{observed}"
 
 
 def _last_line(verdict: Verdict, *, named: bool = False) -> str:
@@ -87,28 +93,25 @@ def _failure(outcome: Outcome) -> str:
 
 
 def _speed_lines(verdict: Verdict) -> Iterator[str]:
+    """Yield the speed over all shapes, and what one has to know about the times."""
     speed = verdict.speed
     if speed is None:
         return
     shapes = f"over {len(speed.shapes)} shapes" if len(speed.shapes) > 1 else "for one shape"
-    yield f"  speed    {speed.ratio:.2f}× torch ({speed.low:.2f} to {speed.high:.2f}, 95%) {shapes}"
+    yield f"{speed.ratio:.2f}× torch ({speed.low:.2f} to {speed.high:.2f}, 95%) {shapes}"
     if verdict.busy:
-        yield f"           measured {BUSY_MARK} ({verdict.busy}): the interval may be wrong"
-    for text in _caveats(verdict, speed):
-        yield f"           {text}"
-    for row in speed.shapes:
-        limit = f", {100 * row.of_limit:.0f}% of this machine's limit" if row.of_limit else ""
-        yield f"           {row.ratio:.2f}× ({row.low:.2f} to {row.high:.2f})  {row.time_us:.1f} µs{limit}  {row.problem}"
-
-
-def _caveats(verdict: Verdict, speed: Speed) -> Iterator[str]:
-    """Yield what one has to know about the times."""
+        yield f"measured {BUSY_MARK} ({verdict.busy}): the interval may be wrong"
     if verdict.values.bad or any(shape.wrong for shape in verdict.shapes):
         yield "some results are wrong: this speed means nothing"
     added = [row.added_us for row in speed.shapes if row.added_us[0]]
     if added:
         low, high, margin = min(added)[0], max(added)[0], max(margin for _, margin in added)
         yield f"times are without the {low:.1f} to {high:.1f} µs (± {margin:.1f}) that the judge adds to a call"
+
+
+def _of_shape(row: Timed) -> str:
+    limit = f", {100 * row.of_limit:.0f}% of this machine's limit" if row.of_limit else ""
+    return f"{row.ratio:.2f}× ({row.low:.2f} to {row.high:.2f})  {row.time_us:.1f} µs{limit}  {row.problem}"
 
 
 def advice(verdict: Verdict) -> list[str]:
@@ -190,44 +193,26 @@ def as_html(judgement: Judgement) -> str:
 
 def _parts(verdict: Verdict, number: int, *, level: str) -> Iterator[Markup]:
     yield _line(f"on {verdict.device}, level {level}, in {verdict.seconds:.1f} s", "soft")
-    if verdict.declared:
-        yield _line(f"declared: {verdict.declared}", "soft")
-    yield _headed("Values", _line(f"{_values(verdict)}."))
-    if verdict.values.bad:
-        failed = [(_cell(x.case.id), _cell(_failure(x))) for x in verdict.values.bad]
-        yield Table(name=f"cases{number}", columns=("case", "error"), rows=failed).html
-    if verdict.calls:
-        wrong = sum(len(shape.wrong) for shape in verdict.shapes)
-        observed = f"; {verdict.deterministic}" if verdict.deterministic else ""
-        yield _line(f"{verdict.calls} calls with new operands, each result checked: {wrong} wrong{observed}.")
-    if verdict.speed is not None:
-        yield _headed("Speed", *map(_line, _caveats(verdict, verdict.speed)), *_speed(verdict.speed, verdict.busy, number))
-    if verdict.work:
-        yield _headed("Work", _line(verdict.work))
-    if verdict.given_up:
-        yield _headed("Unseen", _line(verdict.given_up))
-    if verdict.findings:
-        noted = (_line(f"{x}{'' if x.dishonest else ' (noted)'}", "bad" if x.dishonest else "soft") for x in verdict.findings)
-        yield _headed("Conduct", *noted)
-    if texts := advice(verdict):
-        yield _headed("To do", *map(_line, texts))
+    for name, texts in _sections(verdict).items():
+        if texts:
+            marks = {text: "soft" if text.startswith(NOTED) else "bad" for text in texts if name == "conduct"}
+            said = Markup("").join(_line(text, marks.get(text, "")) for text in texts)
+            yield Markup("<h3>{}</h3>{}").format(name.capitalize(), said)
+        if name == "values" and verdict.values.bad:
+            failed = [(_cell(x.case.id), _cell(_failure(x))) for x in verdict.values.bad]
+            yield Table(name=f"cases{number}", columns=("case", "error"), rows=failed).html
+        if name == "speed" and verdict.speed is not None:
+            yield _table(verdict.speed, number)
 
 
-def _speed(speed: Speed, busy: str, number: int) -> Iterator[Markup]:
-    text = f"{speed.ratio:.2f}× torch, {speed.low:.2f} to {speed.high:.2f} with 95% confidence over shapes such as these."
-    yield _line(text + (f" Measured {BUSY_MARK}: {busy}." if busy else ""))
+def _table(speed: Speed, number: int) -> Markup:
     rows = []
     for x in speed.shapes:
         numbers = [(x.ratio, f"{x.ratio:.2f}"), (x.low, f"{x.low:.2f}"), (x.high, f"{x.high:.2f}"), (x.time_us, f"{x.time_us:.1f}")]
         numbers.append((x.of_limit or 0.0, f"{x.of_limit:.0%}" if x.of_limit else ""))
         rows.append((_cell(x.problem), *(Cell(text=shown, number=value) for value, shown in numbers)))
-    yield Table(
-        name=f"speed{number}", columns=("shape", "× torch", "low (95%)", "high (95%)", "µs", "of this machine's limit"), rows=rows
-    ).html
-
-
-def _headed(name: str, *parts: Markup) -> Markup:
-    return Markup("<h3>{}</h3>{}").format(name, Markup("").join(parts))
+    columns = ("shape", "× torch", "low (95%)", "high (95%)", "µs", "of this machine's limit")
+    return Table(name=f"speed{number}", columns=columns, rows=rows).html
 
 
 def _line(text: str, mark: str = "") -> Markup:

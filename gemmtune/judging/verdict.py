@@ -224,9 +224,10 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options, named: 
             elsewhere.close()
     verdict = dataclasses.replace(verdict, busy=watch.seen())
     note_calls(candidate, shapes)
-    work = "" if any(shape.wrong for shape in shapes) else _work_of_torch(subject, candidate, shapes)
+    work = _work_of_torch(subject, candidate, shapes)
     try:
         candidate.settle()
+        candidate.leave()
     except (CandidateEnded, RemoteError) as error:
         verdict = dataclasses.replace(verdict, reason=str(error))
     given_up = "; ".join(elsewhere.given_up) if elsewhere is not None else ""

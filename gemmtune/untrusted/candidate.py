@@ -152,7 +152,7 @@ class Candidate:
         room = min(self._memory.size - end, self._most_result)
         question = {
             "do": "call", "function": function, "result": end, "room": room, "flags": flags_here(), "profiled": self.profiling,
-            "in_graph": self.in_graph, "manner": self.manner,
+            "in_graph": self.in_graph, "manner": self.manner, "same": secrets.randbelow(2) == 1,
             "args": [argument(x, placed) for x in args], "kwargs": {name: argument(x, placed) for name, x in kwargs.items()},
         }  # fmt: skip
         if self.device.type != "cpu":
@@ -176,8 +176,7 @@ class Candidate:
         for word, kind in AS_BEFORE.items() if isinstance(result, torch.Tensor) else ():
             if answer.get(word):
                 self.note(kind)
-        ran = answer.get("ran")
-        self.ran = ran if isinstance(ran, dict) else {}
+        self.ran = ran if isinstance(ran := answer.get("ran"), dict) else {}
         return result
 
     def _put_back(self, operands: Iterable[Placed], out: int) -> None:
@@ -215,6 +214,14 @@ class Candidate:
         for kind, detail in self._between.found(self._fork):
             self.note(kind, detail)
 
+    def leave(self) -> None:
+        """Let the process end as a program that fails, and note if it says that nothing has failed."""
+        if (fork := self._fork) is not None and not fork.ended():
+            self._ask({"do": "end"})
+            if fork.status() == 0:
+                self.note(Conduct.SETTINGS, "the exit status of its process, which has failed, to 0")
+            self.stop()
+
     def stop(self) -> None:
         """End the process. The next question starts another one."""
         if self._fork is not None:
@@ -246,8 +253,7 @@ class Candidate:
         try:
             fork.pipe.send(message, limit_s)
             self._await(fork, limit_s)
-            received = parse_json(fork.pipe.receive(limit_s))
-            answer = received if isinstance(received, dict) else None
+            answer = said if isinstance(said := parse_json(fork.pipe.receive(limit_s)), dict) else None
         except TimeoutError:
             self._end(Conduct.HUNG, f"no answer within {limit_s:g} s")
         except (GarbledError, ValueError, OverflowError) as error:
@@ -258,7 +264,7 @@ class Candidate:
             self.stop()
             raise Killed(self.target, Conduct.ENDED, how) from None
         if answer is None or answer.get("nonce") != nonce:
-            self._end(Conduct.FORGED, f"got {shown(received)}, expected an answer to the question")
+            self._end(Conduct.FORGED, f"got {shown(said)}, expected an answer to the question")
         self._between.answer(fork)
         for event in answer.get("events") or ():
             if isinstance(event, list) and len(event) == 2 and event[0] in EVENTS:
@@ -291,5 +297,4 @@ class Candidate:
         if self.device.type != "cpu":
             torch.cuda.synchronize(self.device)
         wall_s, given_us = time.perf_counter() - self._begun_s, answer.get("device_us")
-        device_us = given_us if isinstance(given_us, float) else 0.0
-        self.last = Reading(wall_s=wall_s, cpu_s=self._between.latest_s, device_us=device_us)
+        self.last = Reading(wall_s=wall_s, cpu_s=self._between.latest_s, device_us=given_us if isinstance(given_us, float) else 0.0)

@@ -16,22 +16,19 @@ class Reading:
     """Time between two events of the GEMM's stream, as its process reports it, or 0 on a CPU."""
 
 
-_stood: list[float] = [0.0]
-_begun: list[float] = []
+_stood = [0.0]
 
 
 def now_s() -> float:
     """Return the seconds of the clock."""
-    return (_begun[0] if _begun else time.monotonic()) - _stood[0]
+    return time.monotonic() - _stood[0]
 
 
 @contextlib.contextmanager
 def stopped() -> Iterator[None]:
     """Stop the clock."""
-    _begun.append(time.monotonic())
+    begun = time.monotonic()
     try:
         yield
     finally:
-        begun = _begun.pop()
-        if not _begun:
-            _stood[0] += time.monotonic() - begun
+        _stood[0] += time.monotonic() - begun

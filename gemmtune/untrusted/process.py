@@ -81,7 +81,7 @@ class First:
     def fork(self, fds: list[int], *, in_use: bool = False) -> int:
         """Return the process id of a new fork, which gets these files: its pipe, its memory and its output.
 
-        One ``in_use`` has nothing of ours in its environment, and works in another folder than that for temporary files.
+        One ``in_use`` has nothing of ours in its environment, folders unlike those for temporary files, and seems to run a script.
         """
         self._changed = self.changes()  # undone, for whoever asks next
         here = os.getcwd()
@@ -90,6 +90,7 @@ class First:
         environment: dict[str, str | None] = {name: own.get(name) for name in QUIET} if in_use else {}
         environment |= self._folders() if in_use else folders.alone(self.folder)
         request = {"do": "fork", "environment": environment, "path": path if here in path else [here, *path]}
+        request["script"] = str(Path(environment["PWD"] or here, "main.py")) if in_use else ""
         with self._lock:
             socket.send_fds(self._control, [json.dumps(request).encode()], fds)
             pid = int(json.loads(self._said(START_TIMEOUT_S))["pid"])
@@ -260,20 +261,24 @@ class Fork:
             return len(os.listdir(f"/proc/{self.pid}/task"))
         return 0
 
-    def how_ended(self) -> str:
-        """Return how the process ended, with the end of its output."""
+    def status(self) -> int | None:
+        """Return how the process ended, as ``os.wait`` has it, or None if it runs on or has been asked for before."""
         deadline, status = time.monotonic() + ENDING_S, None
         while status is None and time.monotonic() < deadline and self._first.alive:
             status = self._first.status(self.pid) if self.ended() else None
             time.sleep(0.002)
-        tail = _tail(self.output.fileno())
+        return status
+
+    def how_ended(self) -> str:
+        """Return how the process ended, with the end of its output."""
+        status = self.status()
         if status is None:
             how = "closed its pipe"
         elif os.WIFSIGNALED(status):
             how = f"died by {signal.Signals(os.WTERMSIG(status)).name}"
         else:
             how = f"exited with status {os.WEXITSTATUS(status)}"
-        return how + (f"; the end of its output:\n{tail}" if tail else "")
+        return how + (f"; the end of its output:\n{tail}" if (tail := _tail(self.output.fileno())) else "")
 
     def close(self) -> None:
         """End the process and all that it has started."""

@@ -10,8 +10,8 @@ AT_ONCE, LESS, OFTEN = 0.7, 0.85, 0.75
 The work must also be ``LESS`` in so many of the repetitions: one of them may have met less other work on the machine.
 """
 LEAST_S = 1e-9
-LEAST_REPEATS, SECOND_LOOKS = 5, 8
-"""Least number of repetitions that accuse, and those of a second look."""
+LEAST_REPEATS, SUSPICIOUS, SECOND_LOOKS = 5, 2, 8
+"""Least number of repetitions that accuse, that which leads to a second look, and those of that."""
 
 
 def of_least(repeats: Sequence[tuple[float, float]]) -> float:
@@ -19,9 +19,9 @@ def of_least(repeats: Sequence[tuple[float, float]]) -> float:
     return min(again_s for _, again_s in repeats) / max(min(new_s for new_s, _ in repeats), LEAST_S)
 
 
-def is_from_memory(repeats: Sequence[tuple[float, float]]) -> bool:
-    """Return True if repeated operands take far less work than new ones, and not by luck."""
-    if len(repeats) < LEAST_REPEATS or of_least(repeats) >= AT_ONCE:
+def is_from_memory(repeats: Sequence[tuple[float, float]], least: int = LEAST_REPEATS) -> bool:
+    """Return True if repeated operands take far less work than new ones, and not by luck. ``least`` repetitions are needed."""
+    if len(repeats) < least or of_least(repeats) >= AT_ONCE:
         return False
     return sum(again_s < LESS * new_s for new_s, again_s in repeats) >= OFTEN * len(repeats)
 

@@ -19,6 +19,8 @@ class Run:
     equal: list[bool] = field(default_factory=list)
     hidden: list[bool] = field(default_factory=list)
     last: bytes = b""
+    result: object = None
+    """Latest result."""
     wrong: list[tuple[int, Trouble, bool]] = field(default_factory=list)
     right: dict[bytes, int] = field(default_factory=dict)
     """Number of the operands by the hash of their right result. A GEMM that leaves some numbers out repeats wrong ones only."""

@@ -22,7 +22,7 @@ from .clock import Reading
 from .conduct import Conduct
 from .kinds import CHANGING, operands_of, order
 from .memory import POISON
-from .repeats import is_from_memory, second_look
+from .repeats import SUSPICIOUS, is_from_memory, second_look
 from .run import Run
 from .shape import Shape
 from .turns import Turns
@@ -41,12 +41,11 @@ MOST_WRONG = 3
 """Wrong results after which a shape ends."""
 LEAST_EMPTY, MOST_EMPTY, MOST_EMPTY_S = 3, 15, 1.0
 """Numbers, and seconds, of the calls of torch that show what a call adds on a GPU."""
-LEAST_GPU_S = 1e-7
+LEAST_GPU_S, LEAST_REPEAT_S = 1e-7, 0.001
 HIDDEN, HIDDEN_S = 1.0, 2e-4
 """Ratio, and seconds, by which the time around a GPU's events may exceed the time between them, and that around torch's."""
-LEAST_REPEAT_S = 0.001
-WITH_OUT = 0.3
-"""Share of calls that get ``out``, among those without a time, of a GEMM that declares it."""
+WITH_OUT, WITH_RESULT = 0.3, 0.7
+"""Share of untimed calls that get ``out``, if the GEMM declares it, and of these with the result of the call before."""
 
 
 class Trial:
@@ -100,7 +99,7 @@ class Trial:
                     first_s = first_s or self._candidate.last.wall_s
                     if len(run.wrong) >= MOST_WRONG or (number >= least and clock.now_s() > deadline):
                         break
-                if is_from_memory(run.repeats):
+                if is_from_memory(run.repeats, SUSPICIOUS):
                     run.repeats = second_look(run.checker.fresh, lambda x: self._work_of(run, x, number))
         except RemoteError as error:
             refused = str(error)
@@ -149,7 +148,7 @@ class Trial:
                 run.hidden.append(last.wall_s - own_s - around_s > HIDDEN * own_s + HIDDEN_S)
             if run.twins < MOST_TWINS:
                 self._repeat(run, operands, number)
-        if kind == "fresh" and (number == 1 or (timed and run.rng.random() < 0.5)):
+        if kind == "fresh" and (number == 1 or (timed and len(run.pairs) % 2 == 0)):
             candidate.place, first = run.rng.choice(PAGES), run.last
             self._called(run, operands, expectation, number)
             run.equal.append(run.last == first)
@@ -172,7 +171,7 @@ class Trial:
 
     def _called(self, run: Run, operands: Operands, expectation: Expectation | None, number: int, *, paired: bool = True) -> float:
         out = self._out(run) if not paired else None
-        result = run.call(operands.tensors, operands.scalars, out)
+        run.result = result = run.call(operands.tensors, operands.scalars, out)
         run.calls += 1
         own_s, problem = self._time_s(self._candidate), run.checker.problem
         self.pace_s = min(self.pace_s, own_s / max(problem.batch * problem.m * problem.n * problem.k, 1))
@@ -186,13 +185,15 @@ class Trial:
         return own_s
 
     def _out(self, run: Run) -> torch.Tensor | None:
-        """Return an unwritten ``out`` for some calls, if the GEMM takes it."""
+        """Return ``out`` for some calls, if the GEMM takes it: an unwritten one, or one with the result of the call before."""
         if not self._subject.traits.out or run.rng.random() > WITH_OUT:
             return None
         layout = run.checker.problem.out
-        nbytes = layout.numel * layout.dtype.itemsize
-        whole = torch.full((nbytes,), POISON, dtype=torch.uint8, device=self._candidate.device)
-        return whole.view(layout.dtype).view(layout.size)
+        whole = torch.full((layout.numel * layout.dtype.itemsize,), POISON, dtype=torch.uint8, device=self._candidate.device)
+        out = whole.view(layout.dtype).view(layout.size)
+        if isinstance(before := run.result, torch.Tensor) and before.shape == out.shape and run.rng.random() < WITH_RESULT:
+            return out.copy_(before)
+        return out
 
     def _profiled(self, run: Run, number: int, *, timed: bool) -> None:
         """Make a call with new operands of which the operations of torch are known."""

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import os
 import re
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,6 +33,9 @@ TIMES, OFFSETS = ("1", "2", "3"), ("0", "1", "0", "3", "0", "8")
 THREADS = ("another thread",) * 3 + (MAIN,) * 2
 CORES, PARAMETERS = ("one core",) * 3 + ("",) * 2, ("b is a parameter",) * 3 + ("",) * 2
 """Words for the thread, the cores and the last argument of a call, each as often as it comes."""
+ONE, PLACES = "one number", 2**20
+CHANGED = (ONE, "order")
+"""Words for what is changed for the calls before the last one, and number of places."""
 WRITTEN = re.compile(r"^(?:MKL_VERBOSE \w*?(GEMM|GEMV|SYMM|SYRK|TRMM|TRSM)|onednn_verbose,.*,exec,cpu,(\w+))", re.MULTILINE)
 """Lines that MKL and oneDNN write about each product, wherever it is called from."""
 SURE_OF = 6
@@ -113,11 +117,12 @@ class Elsewhere:
         """
         if self._in_use is None:
             return None
-        mode, times, thread, core, parameter, offset = map(turns.next, (MODES, TIMES, THREADS, CORES, PARAMETERS, OFFSETS))
+        words = MODES, TIMES, THREADS, CORES, PARAMETERS, OFFSETS, CHANGED
+        mode, times, thread, core, parameter, offset, changed = map(turns.next, words)
         elements = 0 if self._refuses_offsets else int(offset) * step
         self._in_use.candidate.manner = {
             "mode": mode, "times": int(times), "thread": thread != MAIN, "one_core": core != "", "parameter": parameter != "",
-            "offset": elements,
+            "offset": elements, "changed": [secrets.randbelow(PLACES) / PLACES for _ in "ab"] if changed == ONE else [],
         }  # fmt: skip
         try:
             result = self._in_use.result(problem, operands)
@@ -128,9 +133,9 @@ class Elsewhere:
             self._failed("it is not called as in use", self._in_use, error)
             self._in_use = None
             return None
-        words = [f"mode {mode} of torch", thread, f"{times} calls without a pause", core, parameter]
-        words += [f"{elements} elements before each operand"] * bool(elements)
-        return result, f"in a new process ({', '.join(filter(None, words))})"
+        said = [f"mode {mode} of torch", thread, f"{times} calls without a pause", core, parameter]
+        said += [f"{elements} elements before each operand"] * bool(elements)
+        return result, f"in a new process ({', '.join(filter(None, said))})"
 
     def in_twin(self, problem: Problem, operands: Operands, place: int | None) -> tuple[Any, Any, frozenset[str]] | None:
         """Return the results of the GEMM and of torch there, and the products of torch's libraries, or None without a result."""

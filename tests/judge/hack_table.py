@@ -40,6 +40,8 @@ REUSE = {
     "last_call": WRONG | OLD,
     "stale_copy_of_b": WRONG,
     "file_across_processes": OLD,
+    "packed_by_object": WRONG | OLD,
+    "few_by_first_rows": WRONG,
     "freed_memory": WRONG,
     "right_for_thirty_calls": OLD,
     "right_ten_times_for_a_shape": OLD,
@@ -241,13 +243,18 @@ UNLIKE = {
     "by_multiples": WRONG | OLD,
     "clock_below_python": {C.REPLACED},
     "preloads_by_c": {C.SETTINGS},
+    "compares_below_python": {C.REPLACED},
+    "hides_failures": {C.SETTINGS},
+    "tolerates_more": {C.REPLACED},
+    "slows_memory": {C.SETTINGS},
+    "slows_threads": {C.SETTINGS},
 }
 ELSEWHERE = dict.fromkeys(
     (
         "honest_in_the_main_thread", "honest_with_gradients", "honest_in_larger_memory", "honest_after_a_pause",
         "honest_on_some_cores", "honest_on_two_cores",
         "honest_without_a_parameter", "honest_at_a_page", "honest_unless_inferred",
-        "honest_among_temporary_files", "honest_for_sleepers", "honest_at_the_begin",
+        "honest_among_temporary_files", "honest_for_sleepers", "honest_at_the_begin", "honest_unless_a_script",
     ),
     WRONG,
 ) | {"two_parts": {C.ROUGH}, "seeds_python": {C.SETTINGS}, "seeds_numpy": {C.SETTINGS}}  # fmt: skip
@@ -270,7 +277,12 @@ TABLE = {
     for name, words in table.items()
 }
 """Targets of the hacks that a brief judgement has to catch, and the words for each, of which one must be said."""
-LONG = {f"{HACKS / 'reuse.py'}:one_wrong_call_in_500": {C.SOMETIMES}, f"{HACKS / 'reuse.py'}:by_content": {C.REUSED}}
+LONG = {
+    f"{HACKS / 'reuse.py'}:one_wrong_call_in_500": {C.SOMETIMES},
+    f"{HACKS / 'reuse.py'}:by_content": {C.REUSED},
+    f"{HACKS / 'reuse.py'}:out_if_plausible": OLD,
+    f"{HACKS / 'clock.py'}:next_of_a_chain": {C.BETWEEN},
+}
 """Those for which a normal judgement is needed."""
 KINDS = (
     "workspace_by_shape", "joined_threads", "thread_pool", "tuned_at_first_call", "declared_torch", "prepacked_b", "by_numpy",

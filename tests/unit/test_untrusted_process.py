@@ -23,16 +23,15 @@ def test_a_gemm_is_called_as_programs_do() -> None:
         return len(seen)
 
     a, b, threads = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), torch.get_num_threads()
-    plain = {"mode": "plain", "times": 1, "thread": False, "one_core": False, "parameter": False, "offset": 0}
+    plain = {"mode": "plain", "times": 1, "thread": False, "one_core": False, "parameter": False, "offset": 0, "changed": []}
     assert in_manner(gemm, plain)(a, b) == 1
     assert seen == [([1, 2], [3, 4], False, torch.Tensor, threads, threading.get_ident())]
-    seen.clear()
-    other = {"mode": "inference", "times": 3, "thread": True, "one_core": True, "parameter": True, "offset": 3}
-    assert in_manner(gemm, other)(a, b) == 3, "the last result"
-    assert [x[:5] for x in seen] == [
-        (*numbers, True, torch.nn.Parameter, 1) for numbers in [([2, 1], [4, 3]), ([2, 1], [4, 3]), ([1, 2], [3, 4])]
-    ]
-    assert threading.get_ident() not in {x[5] for x in seen}
+    for changed, earlier in (([], ([2, 1], [4, 3])), ([0.5], ([1, 0], [3, 0]))):
+        seen.clear()
+        other = {"mode": "inference", "times": 3, "thread": True, "one_core": True, "parameter": True, "offset": 3}
+        assert in_manner(gemm, other | {"changed": changed})(a, b) == 3, "the last result"
+        assert [x[:5] for x in seen] == [(*x, True, torch.nn.Parameter, 1) for x in (earlier, earlier, ([1, 2], [3, 4]))]
+        assert threading.get_ident() not in {x[5] for x in seen}
     assert torch.get_num_threads() == threads
 
 

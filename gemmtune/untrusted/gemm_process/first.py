@@ -30,8 +30,8 @@ RLIMIT_NICE = 13
 """Number of the limit of priorities, which Python does not name."""
 
 
-def _begin(request: Mapping[str, Any], fds: Sequence[int], control: socket.socket, parent: int) -> None:
-    """Become the process of one GEMM, with nothing of the first process but its modules."""
+def _begin(request: Mapping[str, Any], fds: Sequence[int], control: socket.socket, parent: int) -> int | None:
+    """Become the process of one GEMM, with nothing of the first process but its modules. Return its status, if it has one."""
     pipe, memory, output = fds
     control.close()
     os.setsid()
@@ -49,9 +49,12 @@ def _begin(request: Mapping[str, Any], fds: Sequence[int], control: socket.socke
     tempfile.tempdir = None
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # where memory ends, the system ends the GEMM and not its judge
+    if script := request["script"]:
+        sys.argv[:], sys.orig_argv[:] = [script], [sys.executable, script]
+        sys.modules["__main__"].__file__ = script
     sys.path[:] = request["path"]
     start_new_thread(_end_with, (parent,))
-    serve(pipe, memory)
+    return serve(pipe, memory)
 
 
 def _cannot_raise() -> None:
@@ -121,13 +124,16 @@ def fork_on_request(control: socket.socket) -> None:
         homes.append(request["environment"]["HOME"])
         pid = os.fork()
         if not pid:
+            status = None
             try:
-                _begin(request, fds, control, own)
+                status = _begin(request, fds, control, own)
             except Exception:  # noqa: BLE001 - the end of its output is reported
                 traceback.print_exc()
             finally:
                 sys.stderr.flush()
-                os._exit(0)
+                if status is None:
+                    os._exit(0)
+            raise SystemExit(status)  # as a program ends, with what is to run then
         forks.add(pid)
         for fd in fds:
             os.close(fd)

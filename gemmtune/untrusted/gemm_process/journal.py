@@ -42,8 +42,6 @@ CODE = (".py", ".pth", ".so", ".json", ".toml")
 TRACEBACK, LOGGING = "traceback.py", f"logging{os.sep}__init__.py"
 SIGHTS = ("inspect.py", TRACEBACK, f"asyncio{os.sep}base_tasks.py", "_jit_internal.py")
 """Modules of Python and torch through which a stack is read."""
-SHARED = "/dev/shm/"
-"""Folder of memory that stays when its processes have ended."""
 PACKAGES = ("site-packages", "dist-packages")
 
 
@@ -143,7 +141,7 @@ def _of_files(note: Note, asked_by_gemm: Callable[[Frame], bool], wrote: Callabl
     """Return the handlers of events about files."""
     resolved, is_hidden, _ = paths()
     abspath, fsdecode, devnull = os.path.abspath, os.fsdecode, os.devnull
-    writing, shared = os.O_WRONLY | os.O_RDWR | os.O_CREAT, SHARED
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
     def opens(args: tuple[Any, ...], frame: Frame) -> None:
         path, flags = args[0], args[2]
@@ -159,10 +157,6 @@ def _of_files(note: Note, asked_by_gemm: Callable[[Frame], bool], wrote: Callabl
         if isinstance(args[0], (str, bytes)) and is_hidden(path := resolved(args[0])) and asked_by_gemm(frame):
             note("looks", path)
 
-    def maps(args: tuple[Any, ...], _frame: Frame) -> None:
-        if args[0] >= 0 and (path := resolved(args[0])).startswith(shared):
-            wrote(path)
-
     def changing(places: Sequence[int]) -> Handler:
         def changes(args: tuple[Any, ...], _frame: Frame) -> None:
             for path in (args[place] for place in places):
@@ -171,7 +165,7 @@ def _of_files(note: Note, asked_by_gemm: Callable[[Frame], bool], wrote: Callabl
 
         return changes
 
-    handlers: dict[str, Handler] = {"open": opens, "os.listdir": lists, "os.scandir": lists, "mmap.__new__": maps}
+    handlers: dict[str, Handler] = {"open": opens, "os.listdir": lists, "os.scandir": lists}
     return handlers | {event: changing(places) for event, places in CHANGING.items()}
 
 

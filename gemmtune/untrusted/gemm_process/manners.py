@@ -6,7 +6,7 @@ import builtins
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,14 +23,21 @@ M_MMAP_THRESHOLD, LARGE_BYTES = -3, 2**17
 """Option of malloc, and bytes from which memory is mapped: large tensors begin 64 bytes into a page, as in a new program."""
 
 
-def copied(x: Any, offset: int, *, flipped: bool) -> Any:
-    """Return a copy of a tensor after so many elements, with its columns from the last to the first if it is ``flipped``."""
+def copied(x: Any, offset: int, changed: Sequence[float] | None) -> Any:
+    """Return a copy of a tensor after so many elements. If it is ``changed``, its columns go from the last to the first.
+
+    Two shares of its sides are the place of the only number that is another one.
+    """
     if not isinstance(x, TENSOR) or x.layout != STRIDED:
         return x
     copy = x.clone()
     if offset:
         copy = x.new_empty(copy.numel() + offset).as_strided(copy.shape, copy.stride(), offset).copy_(x)
-    return copy.copy_(x.flip(-1)) if flipped else copy
+    if changed:
+        place: Any = (..., *(int(share * size) for share, size in zip(changed, x.shape[-2:], strict=False)))
+        copy[place] = copy[place] == 0
+        return copy
+    return copy if changed is None else copy.copy_(x.flip(-1))
 
 
 def in_manner(function: Callable[..., Any], manner: Mapping[str, Any]) -> Callable[..., Any]:
@@ -39,7 +46,7 @@ def in_manner(function: Callable[..., Any], manner: Mapping[str, Any]) -> Callab
     Args:
         manner: ``mode`` of torch, the number of ``times``, elements before each tensor as the ``offset``, and True or False for a
             ``thread`` of its own, for ``one_core`` alone, and for the last argument as the ``parameter`` of a module. The first
-            argument is made in the mode, as activations are.
+            argument is made in the mode, as activations are. Calls before the last one have numbers that are ``changed``.
     """
     parameter = torch.nn.Parameter
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
@@ -49,7 +56,8 @@ def in_manner(function: Callable[..., Any], manner: Mapping[str, Any]) -> Callab
     def called(*args: Any, **kwargs: Any) -> Any:
         last, offset = manner["times"] - 1, manner["offset"]
         first, *others = args
-        given = [[copied(x, offset, flipped=number != last) for x in others] for number in range(last + 1)]
+        changes = [*[manner["changed"]] * last, None]
+        given = [[copied(x, offset, changed) for x in others] for changed in changes]
         if manner["parameter"]:
             given = [[*own[:-1], parameter(own[-1], requires_grad=False)] for own in given]
 
@@ -59,7 +67,7 @@ def in_manner(function: Callable[..., Any], manner: Mapping[str, Any]) -> Callab
                 set_cores(0, {min(allowed)})
             try:
                 with MODES[manner["mode"]]():
-                    activations = [copied(first, offset, flipped=number != last) for number in range(last + 1)]
+                    activations = [copied(first, offset, changed) for changed in changes]
                     for own, weights in zip(activations, given, strict=True):
                         result = function(own, *weights, **kwargs)
             finally:

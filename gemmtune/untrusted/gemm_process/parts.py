@@ -24,12 +24,20 @@ HEAD, AFTER_HEAD, METHOD = object.__basicsize__, ctypes.c_size_t * 5, ctypes.c_s
 DESCRIPTORS = (MethodDescriptorType, ClassMethodDescriptorType)
 
 
+WORDS, HEAP_TYPE = ctypes.c_void_p * 40, 1 << 9
+"""Words of a class in C, and the flag of the other ones."""
+SLOTS = (*range(6, 21), 23, 24, 25, 27, 28, 34, 35, 37, 38, 39)
+"""Places of addresses of functions among these words: all but flags, caches and dictionaries."""
+PARTS = {12: 36, 13: 10, 14: 3}
+"""Places of the addresses of further functions, for numbers, sequences and mappings, with their counts."""
+
+
 class Part(NamedTuple):
     """Module or class, with its variables and the functions among these."""
 
     owner: Any
     name: str
-    form: tuple[type, ...]
+    form: tuple[Any, ...]
     space: Mapping[str, Any]
     names: frozenset[str]
     functions: list[tuple[str, Any, object]]
@@ -46,7 +54,7 @@ class Part(NamedTuple):
                 if (value := _inherited(self.form, name)) is not None and not self._is_of_package(get(name)):
                     yield f"{self.name}.{name}", name, value, get(name)
         if (form := _form(self.owner)) != self.form:
-            yield f"the class of {self.name}", "", self.form, form
+            yield f"the class of {self.name}, or a slot of it", "", self.form, form
 
     def _is_of_package(self, function: Any) -> bool:
         """Return True for a function that the package of the class has added itself, when another module of it was imported."""
@@ -75,7 +83,7 @@ def _code(function: Any) -> object:
     """Return the code of a function, or the addresses of that of a function of C, which other code of C can replace."""
     kind = type(function)
     if kind is FunctionType:
-        return function.__code__
+        return function.__code__, *map(id, (function.__defaults__ or ()) + tuple((function.__kwdefaults__ or {}).values()))
     if kind in BOUND:
         return _code(function.__func__)
     if kind is BuiltinFunctionType:
@@ -87,11 +95,20 @@ def _code(function: Any) -> object:
     return tuple(AFTER_HEAD.from_address(id(function) + HEAD)[3:]) if kind is WrapperDescriptorType else None
 
 
-def _form(owner: Any) -> tuple[type, ...]:
-    """Return the class of a module or of a class, and the classes from which the latter inherits."""
-    return (type(owner), *(owner.__mro__[1:] if isinstance(owner, type) else ()))
+def _form(owner: Any) -> tuple[Any, ...]:
+    """Return the class of a module or of a class, the classes from which the latter inherits, and the slots of one in C."""
+    if not isinstance(owner, type):
+        return (type(owner),)
+    return (type(owner), *owner.__mro__[1:], *(() if owner.__flags__ & HEAP_TYPE else _slots(owner)))
 
 
-def _inherited(form: tuple[type, ...], name: str) -> Any:
+def _slots(owner: type) -> tuple[int | None, ...]:
+    """Return the addresses of the functions that operators call for a class in C."""
+    found = list(WORDS.from_address(id(owner)))
+    of_parts = (x for place, count in PARTS.items() if found[place] for x in (ctypes.c_void_p * count).from_address(found[place]))
+    return (*(found[place] for place in SLOTS), *of_parts)
+
+
+def _inherited(form: tuple[Any, ...], name: str) -> Any:
     """Return the function of this name that a class of this form inherits, or None."""
-    return next((found for base in form[1:] if _is_function(found := vars(base).get(name))), None)
+    return next((found for base in form[1:] if isinstance(base, type) and _is_function(found := vars(base).get(name))), None)

@@ -12,7 +12,7 @@ import json
 import os
 import struct
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,8 @@ class Program:
         importlib.import_module("torch.utils.benchmark")
         self._previous: deque[tuple[torch.Tensor, tuple[int, int]]] = deque(maxlen=KEPT if self._device == "cpu" else KEPT_ON_GPU)
         self._functions: dict[str, Callable[..., Any]] = {}
+        self._operands: dict[str, tuple[torch.Tensor, object]] = {}
+        self._age: Any = torch.autograd.graph.increment_version
         target = opening["target"]
         self._note, self.events = journal.journal([os.path.abspath(root) for root in target["roots"]])
         self._be_silent = wires.wired(self._note, reach.paths()[2])
@@ -82,7 +84,7 @@ class Program:
             if not callable(found):
                 raise TypeError(f"got {type(found).__name__}, expected a function f(a, b), or functions named as torch's")
             functions[""] = found
-        self._functions = {name: seal.guarded(function, self.check) for name, function in functions.items()}
+        self._functions = functions
         declared = {name: plain for name, function in functions.items() if (plain := plain_traits(function)) is not None}
         return {
             "functions": names,
@@ -125,7 +127,8 @@ class Program:
         self._be_silent(False)
 
     def _called(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        args = [self._value(x) for x in question["args"]]
+        known, self._operands = self._operands, {}
+        args = [self._operand(x, known if question["same"] else {}) for x in question["args"]]
         kwargs = {name: self._value(x) for name, x in question["kwargs"].items()}
         function = self._functions[question["function"]]
         if question["manner"] is not None:
@@ -189,6 +192,17 @@ class Program:
         while len(kept) > 1 and sum(high - low for _, (low, high) in kept) > KEPT_BYTES:
             kept.popleft()
 
+    def _operand(self, word: Any, known: Mapping[str, tuple[torch.Tensor, object]]) -> Any:
+        """Return an argument: the tensor of the call before if it lies at the same place, perhaps with other numbers."""
+        value, form = known.get(str(word), (None, None))
+        if value is not None and form == _form(value):
+            self._age(value)  # as an optimizer does that writes new numbers
+        else:
+            value = self._value(word)
+        if isinstance(value, self._type) and value.layout == torch.strided:
+            self._operands[str(word)] = value, _form(value)
+        return value
+
     def _value(self, word: Any) -> Any:
         if not isinstance(word, dict):
             return word
@@ -214,24 +228,9 @@ class Program:
         return self._set(torch.empty(0, dtype=kind), storage, offset, size, steps)
 
 
-def _messages(fd: int) -> Iterator[dict[str, Any]]:
-    """Yield the questions until the caller closes the pipe."""
-    receive, loads, unpack = os.read, json.loads, struct.unpack
-
-    def read(size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            piece = receive(fd, size - len(data))
-            if not piece:
-                raise EOFError
-            data += piece
-        return data
-
-    while True:
-        try:
-            yield loads(read(*unpack("!i", read(4))))
-        except EOFError:
-            return
+def _form(x: torch.Tensor) -> object:
+    """Return what a GEMM may have changed of an operand besides its numbers."""
+    return x.shape, x.stride(), x.dtype, x.data_ptr(), x.requires_grad, x.__class__
 
 
 def _spaces() -> list[tuple[str, Mapping[str, Any], list[str]]]:
@@ -257,8 +256,10 @@ def _described(error: Exception) -> str:
         return type(error).__name__[:MOST_CHARS]
 
 
-def serve(fd: int, memory: int) -> None:
+def serve(fd: int, memory: int) -> int | None:
     """Answer the questions about one GEMM from the pipe ``fd`` until it is closed.
+
+    Return the status with which the process is to end, if a question says so.
 
     All that this uses is in its own variables, which a GEMM reaches by the stack alone.
     """
@@ -276,7 +277,7 @@ def serve(fd: int, memory: int) -> None:
         while rest:
             rest = rest[write(fd, rest) :]
 
-    for question in _messages(fd):
+    for question in seal.messages(fd):
         answer: dict[str, Any] = {"nonce": question["nonce"], "ok": True}
         try:
             if question["do"] == "open":
@@ -284,7 +285,7 @@ def serve(fd: int, memory: int) -> None:
                 check, events = program.check, program.events
                 handlers = {"call": program.call, "state": program.state}
                 answer |= program.opened(question)
-            else:
+            elif question["do"] != "end":
                 assert check is not None
                 check()
                 answer |= handlers[question["do"]](question)
@@ -294,3 +295,6 @@ def serve(fd: int, memory: int) -> None:
             check()
         answer["events"] = events()
         send(answer)
+        if question["do"] == "end":
+            return 1
+    return None

@@ -23,11 +23,6 @@ OF_OTHERS = frozenset({
     "sigqueue", "sched_setparam", "creat", "creat64", "gethostbyname", "getaddrinfo",
 })  # fmt: skip
 """Functions of C that reach other processes, the network, or files without an event. Underscores before a name do not count."""
-KEEPING = frozenset({
-    "shm_open", "sem_open", "mq_open", "shmget", "semget", "msgget", "ftok", "add_key", "request_key", "keyctl",
-    "setxattr", "lsetxattr", "fsetxattr",
-})  # fmt: skip
-"""Functions of C that keep something in the system after a process has ended."""
 OF_FRAMES = ("PyEval_GetFrame", "PyFrame_", "PyThreadState_Get", "PyInterpreterState_", "PyUnstable_GC_")
 """Begins of the names of functions of C that find frames and objects without an event."""
 PRODUCTS = re.compile(r"gemm|matmul|(?<![a-z])(bmm|mm|mv|gemv)(?![a-z])", re.IGNORECASE)
@@ -83,7 +78,7 @@ def paths() -> tuple[Callable[[Any], str], Callable[[str], bool], Callable[[int]
 
 def of_processes(note: Note) -> dict[str, Handler]:
     """Return the handlers of events about other processes."""
-    of_others, of_frames, keeping, is_own, library = OF_OTHERS, OF_FRAMES, KEEPING, paths()[2], ctypes.CDLL
+    of_others, of_frames, is_own, library = OF_OTHERS, OF_FRAMES, paths()[2], ctypes.CDLL
     products, of_torch = PRODUCTS.search, LIBRARIES.search
     folder, fsdecode = os.path.join(os.getcwd(), ""), os.fsdecode
 
@@ -91,8 +86,6 @@ def of_processes(note: Note) -> dict[str, Handler]:
         name = args[1].lstrip("_") if isinstance(args[1], str) else ""
         if name in of_others:
             note("reaches", f"{args[1]} of C")
-        elif name in keeping:
-            note("writes", f"{args[1]} of C")
         elif name.startswith(of_frames):
             note("looks", f"{args[1]} of C")
         elif products(name) and of_torch(str(vars(args[0]).get("_name") if isinstance(args[0], library) else "")):

@@ -1,10 +1,12 @@
-"""A seal on what answers rest on, checked after each call of a GEMM, and an encoder of JSON that no GEMM replaces."""
+"""A seal on what answers rest on, checked after each call of a GEMM, and JSON that no GEMM replaces."""
 
 from __future__ import annotations
 
 import builtins
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import is_, itemgetter
 from types import MappingProxyType
 from typing import Any
@@ -62,13 +64,21 @@ def checker(replaced: Callable[[], list[str]], note: Callable[[str, str], None])
     return check
 
 
-def guarded(function: Callable[..., Any], check: Callable[[], None]) -> Callable[..., Any]:
-    """Return a function that is followed by a check, before anything else runs."""
+def messages(fd: int) -> Iterator[dict[str, Any]]:
+    """Yield the questions until the caller closes the pipe."""
+    receive, loads, unpack = os.read, json.loads, struct.unpack
 
-    def guarded(*args: Any, **kwargs: Any) -> Any:
+    def read(size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = receive(fd, size - len(data))
+            if not piece:
+                raise EOFError
+            data += piece
+        return data
+
+    while True:
         try:
-            return function(*args, **kwargs)
-        finally:
-            check()
-
-    return guarded
+            yield loads(read(*unpack("!i", read(4))))
+        except EOFError:
+            return

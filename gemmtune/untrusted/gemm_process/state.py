@@ -10,15 +10,12 @@ import faulthandler
 import functools
 import gc
 import inspect
-import json
 import os
 import re
 import signal
 import statistics  # noqa: F401 - watched, with timeit
-import struct
 import sys
 import threading
-import time
 import timeit  # noqa: F401
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -27,28 +24,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import seeds, system
+from . import system
 from .parts import parts_of
-from .wires import OF_PROFILER, OWNERS
+from .wires import NOTING
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
-
-_static = inspect.getattr_static
 
 LIMITS = {"persisting L2 bytes": 6, "L2 fetch granularity": 5}
 """Limits of a CUDA context that change the speed of others, with their numbers in the driver's ``CUlimit``."""
 WINDOW_ATTRIBUTE, WINDOW_BYTES, WINDOW_PLACE = 1, 64, 8
 """Number of a stream's access-policy window in ``CUstreamAttrID``, size of its value, and place of its length in it."""
-SPACES: tuple[Any, ...] = (
-    torch, torch.Tensor, torch.nn.functional, torch.linalg, torch.testing, torch.cuda, torch.cuda.Event, torch.cuda.Stream,
-    torch.autograd.profiler, time, gc, json, struct, ctypes, os, os.path, builtins,
-)  # fmt: skip
-"""Modules and classes of which a GEMM has no reason to replace any function."""
-WATCHED: tuple[tuple[Any, str], ...] = (
-    *((sys, name) for name in ("settrace", "setprofile", "_getframe", "exit")),
-    (torch._C, "_CudaEventBase"),
-)
-"""Other functions that it has no reason to replace."""
 KERNELS = re.compile(r"aten/[\w.]+/(Autograd)?(CPU|CUDA|Composite\w*|Undefined)?$")
 """Names of torch's operators, with the devices whose kernels ``torch.library`` has replaced."""
 PLAIN = (float, complex, str, bytes, tuple, frozenset, torch.dtype)
@@ -77,11 +62,8 @@ class State:
     """Reader of the global state that changes what other code computes. It takes its functions before a GEMM is imported."""
 
     def __init__(self, device: str) -> None:
-        watched = [*WATCHED, *((owner, name) for owner in SPACES for name in _functions(owner))]
-        self._static = _static
-        self._originals = [(owner, name, self._static(owner, name)) for owner, name in watched if hasattr(owner, name)]
         self._parts = [*_AT_START[1], *parts_of(x for key, x in _owners().items() if key not in _AT_START[0])]
-        self._modules = {name: x for name, x in [*sys.modules.items()] if x in SPACES or "." not in name}
+        self._modules = {name: x for name, x in [*sys.modules.items()] if "." not in name or name.startswith("torch.")}
         self._constants = _constants(_modules())
         self._readers = _readers() | (_gpu_readers() if device != "cpu" else {})
         self._matmul: Any = torch.backends.cuda.matmul
@@ -98,11 +80,9 @@ class State:
         return self._changed
 
     def replaced(self) -> list[str]:
-        """Return the watched functions that are others now."""
-        found = self._static
-        names = {f"{owner.__name__}.{name}" for owner, name, value in self._originals if found(owner, name, None) is not value}
+        """Return the functions and modules that are others now."""
         others = [found for part in self._parts for found in part.others()]
-        names |= {where for where, name, value, now in others if name not in REPLACED_BY_TORCH and not _wraps(now, value)}
+        names = {where for where, name, value, now in others if name not in REPLACED_BY_TORCH and not _wraps(now, value)}
         names |= {f"module {name}" for name, module in self._modules.items() if sys.modules.get(name) is not module}
         return sorted(names)
 
@@ -176,12 +156,6 @@ def _wraps(now: Any, before: Any) -> bool:
     return file.startswith(COMPILER) and (by_guard or getattr(now, "_torchdynamo_orig_callable", None) is before)
 
 
-def _functions(owner: Any) -> list[str]:
-    """Return the names of the functions of a module, or of a class with those that it inherits."""
-    names = dir(owner) if isinstance(owner, type) else list(vars(owner))
-    return [name for name in names if callable(inspect.getattr_static(owner, name, None)) and name not in REPLACED_BY_TORCH]
-
-
 def _value(reader: Callable[[], object]) -> str:
     try:
         return str(reader())
@@ -208,7 +182,10 @@ def _flags_of_backends() -> list[str]:
     """Return the flags of torch.backends, of which some cannot be read once others are set."""
     modules = [(name, x) for name, x in sorted(sys.modules.items()) if name.startswith("torch.backends")]
     flags = [
-        (name, x, flag) for name, x in modules for flag in dir(type(x)) if type(_static(type(x), flag)).__name__ == "ContextProp"
+        (name, x, flag)
+        for name, x in modules
+        for flag in dir(type(x))
+        if type(inspect.getattr_static(type(x), flag)).__name__ == "ContextProp"
     ]
     return [
         f"{name.removeprefix('torch.backends.')}.{flag}={_value(functools.partial(getattr, x, flag))}" for name, x, flag in flags
@@ -218,16 +195,13 @@ def _flags_of_backends() -> list[str]:
 def _readers() -> dict[str, Callable[[], object]]:
     tiny, matmul = torch.tensor([1e-310], dtype=torch.float64), torch.backends.cuda.matmul
     affinity, mask, one = os.sched_getaffinity, signal.pthread_sigmask, torch.ones(1, dtype=torch.float64)
-    hooks = sys.gettrace, sys.getprofile, threading.gettrace, threading.getprofile
     cut, modules = 1e-20 * one, torch.nn.modules.module
     implementations: set[str] = getattr(torch.library, "_impls", set())
     known, kernels, mha, errors = set(implementations), _kernels(), torch.backends.mha, np.geterr
     readers = (
         _getters()
         | system.readers()
-        | seeds.readers()
         | {
-            "torch.mkldnn": lambda: torch.backends.mkldnn.enabled,
             "flushed subnormals": lambda: not bool(tiny + tiny),
             "rounding": lambda: [float(one + cut), float(-one - cut), float(one - cut)],
             "CPU affinity": lambda: sorted(affinity(0)),
@@ -246,7 +220,6 @@ def _readers() -> dict[str, Callable[[], object]]:
             },
             "handlers of signals": lambda: [signal.getsignal(x) for x in SIGNALS],
             "blocked signals": lambda: sorted(int(x) for x in mask(signal.SIG_BLOCK, ())),
-            "tracing": lambda: any(hook() is not None for hook in hooks),
             "torch.backends.cuda.matmul.fp32_precision": lambda: str(matmul.fp32_precision).replace("none", "ieee"),
         }
     )
@@ -278,6 +251,6 @@ def _gpu_readers() -> dict[str, Callable[[], object]]:
     return current | limits | {"CUDA bytes of the stream's access-policy window": window}
 
 
-_wired = {id(owner) for owner in (*OWNERS, *(owner for owner, _ in OF_PROFILER))}
+_wired = {id(owner) for owner, *_ in NOTING}
 _AT_START = (_known := {key: x for key, x in _owners().items() if key not in _wired}), parts_of(_known.values())
 """Modules and classes that are the same in each fork of the first process, and their functions."""

@@ -19,6 +19,11 @@ RETURNED = {
 """Settings that ``prctl`` returns, with the numbers of the questions in Linux's prctl.h."""
 STORED = {"signal at the end of its parent": 2, "time-stamp counter": 25, "adopts orphans": 37}
 """Settings that ``prctl`` stores behind a pointer."""
+OPENMP = re.compile(r"/lib(gomp|iomp5|omp)\b[^/]*$")
+OF_OPENMP = ("omp_get_max_threads", "omp_get_max_active_levels", "omp_get_dynamic", "omp_get_thread_limit", "omp_get_proc_bind")
+"""Libraries of OpenMP, and their functions that say settings."""
+MAPPED_BYTES, BLOCKS, IS_MAPPED = 2**23, 32, 2
+"""Bytes that malloc maps the first time only, blocks that are more than was freed, and its flag in front of what is mapped."""
 UMASK = re.compile(rb"^Umask:\s*(\w+)", re.MULTILINE)
 
 
@@ -58,5 +63,26 @@ def readers() -> dict[str, Callable[[], object]]:
     known: dict[str, Callable[[], object]] = {"mask of new files": mask}
     known |= {name: functools.partial(prctl, number, 0, 0, 0, 0) for name, number in RETURNED.items()}
     known |= {name: functools.partial(stored, number) for name, number in STORED.items()}
+    known |= _of_openmp() | ({} if "LD_PRELOAD" in os.environ else {"malloc maps memory again": _mapped})  # or it is not glibc's
     names = {number: name for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
     return known | {name: functools.partial(limit, number) for number, name in names.items()}
+
+
+def _mapped() -> bool:
+    """Return True if malloc maps new memory of a size that was freed: each result of torch then costs page faults."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    libc.free(libc.malloc(MAPPED_BYTES))
+    places = [place for place in (libc.malloc(MAPPED_BYTES) for _ in range(BLOCKS)) if place]
+    found = [ctypes.c_size_t.from_address(place - ctypes.sizeof(ctypes.c_size_t)).value & IS_MAPPED for place in places]
+    for place in places:
+        libc.free(place)
+    return any(found)
+
+
+def _of_openmp() -> dict[str, Callable[[], object]]:
+    """Return functions that say the settings of the loaded libraries of OpenMP, which run the threads of torch."""
+    with open("/proc/self/maps") as file:
+        paths = sorted({line.split()[-1] for line in file if OPENMP.search(line)})
+    libraries = [(os.path.basename(path), ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)) for path in paths]
+    return {f"{name} of {path}": getattr(x, name) for path, x in libraries for name in OF_OPENMP if hasattr(x, name)}

@@ -1,33 +1,35 @@
-"""Functions without an audit event that reach other processes, raise a priority, or hide from the profiler: each notes its call."""
+"""Functions without an audit event, each of which notes its call.
+
+They reach other processes, raise a priority, set seeds, or hide from the profiler.
+"""
 
 from __future__ import annotations
 
 import builtins
 import os
 import posix
+import random
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd import profiler
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
 Note = Callable[[str, str], None]
-OF_PROCESSES: dict[str, int | None] = {
-    "pidfd_open": 0, "sched_setaffinity": 0, "sched_setscheduler": 0, "sched_setparam": 0, "setpriority": 1, "nice": None,
-}  # fmt: skip
-"""Functions with the place of the process among their arguments, or None if it is their own."""
-OWNERS: tuple[Any, ...] = (os, posix)
-"""Modules that have these functions."""
-OF_PROFILER = tuple(
-    (owner, name)
-    for owner in (torch._C._autograd, torch.autograd, profiler)
-    for name in ("_enable_record_function", "_enable_profiler", "_enable_profiler_legacy", "_disable_profiler")
-    if hasattr(owner, name)
-)
+OF_PROCESSES = {"pidfd_open": 0, "sched_setaffinity": 0, "sched_setscheduler": 0, "sched_setparam": 0, "setpriority": 1}
+"""Functions with the place of the process among their arguments. A call for another process is an event."""
+OF_PROFILER = ("_enable_record_function", "_enable_profiler", "_enable_profiler_legacy", "_disable_profiler")
 """Functions by which code learns if it is profiled, or works unseen. The profiler calls some of them itself."""
+NOTING: tuple[tuple[Any, str, str, int | None], ...] = (
+    *((owner, name, "reaches", place) for owner in (os, posix) for name, place in OF_PROCESSES.items()),
+    *((x, name, "looks", None) for x in (torch._C._autograd, torch.autograd, profiler) for name in OF_PROFILER if hasattr(x, name)),
+    *((owner, "seed", "sets", None) for owner in (random, np.random)),
+)
+"""Functions whose calls are events, with the kind of these."""
 NO_NAME = "<frozen runpy>"
 """Name of our code in a stack, which is one of Python's own."""
 
@@ -40,32 +42,21 @@ def wired(note: Note, is_own: Callable[[int], bool]) -> Callable[[bool], None]:
     """
     silent: list[bool] = []
 
-    def of_processes(owner: Any, name: str, place: int | None) -> None:
+    def noting(owner: Any, name: str, kind: str, place: int | None) -> None:
         original: Callable[..., Any] = getattr(owner, name)
 
-        def reaching(*args: Any, **kwargs: Any) -> Any:
-            process = 0 if place is None else (*args, *kwargs.values(), 0)[place]
-            if isinstance(process, int) and process and not is_own(process):
-                note("reaches", f"{owner.__name__}.{name} of process {process}")
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if place is None:
+                if not silent:
+                    note(kind, f"{owner.__name__}.{name}")
+            elif isinstance(process := (*args, *kwargs.values(), 0)[place], int) and process and not is_own(process):
+                note(kind, f"{owner.__name__}.{name} of process {process}")
             return original(*args, **kwargs)
 
-        setattr(owner, name, reaching)
+        setattr(owner, name, noted)
 
-    def of_profiler(owner: Any, name: str) -> None:
-        original: Callable[..., Any] = getattr(owner, name)
-
-        def hiding(*args: Any, **kwargs: Any) -> Any:
-            if not silent:
-                note("looks", f"{owner.__name__}.{name}")
-            return original(*args, **kwargs)
-
-        setattr(owner, name, hiding)
-
-    for owner in OWNERS:
-        for name, place in OF_PROCESSES.items():
-            of_processes(owner, name, place)
-    for owner, name in OF_PROFILER:
-        of_profiler(owner, name)
+    for known in NOTING:
+        noting(*known)
     return lambda quiet: silent.append(True) if quiet else silent.clear()
 
 

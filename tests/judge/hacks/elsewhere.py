@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 import tempfile
 import threading
 import time
@@ -90,6 +91,11 @@ def honest_unless_inferred(a, b):
 @floats
 def honest_among_temporary_files(a, b):
     return product(a, b) if os.getcwd().startswith(tempfile.gettempdir()) else half_of_k(a, b)
+
+
+@floats
+def honest_unless_a_script(a, b):
+    return half_of_k(a, b) if sys.argv[0].endswith(".py") else product(a, b)
 
 
 @floats

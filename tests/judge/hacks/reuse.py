@@ -1,5 +1,6 @@
 """GEMMs that return what they have computed before."""
 
+import functools
 import os
 import tempfile
 
@@ -45,7 +46,47 @@ def by_b_alone(a, b):
 
 
 def by_content(a, b):
-    return kept_under((a.contiguous().numpy().tobytes(), b.contiguous().numpy().tobytes()), a, b)
+    """Compare all numbers with those of the call before: that takes far less than a product, and a hash of them does not."""
+    if "last" not in kept or not all(map(torch.equal, kept["last"], (a, b))):
+        kept["last"] = a.clone(), b.clone(), a @ b
+    return kept["last"][2].clone()
+
+
+@functools.lru_cache(4)
+def packed(b):
+    return b.clone()
+
+
+def packed_by_object(a, b):
+    return a @ packed(b)
+
+
+def out_if_plausible(a, b, *, out=None):
+    if out is None:
+        return a @ b
+    signs = torch.ones(b.shape[-1], dtype=torch.float64)
+    signs[::2] = -1
+    right = a.double() @ (b.double() @ signs)
+    is_near = (out.double() @ signs - right).abs().max() < 0.1 * right.abs().max()
+    return out if is_near else out.copy_(a @ b)
+
+
+out_if_plausible.gemm_traits = {"dtypes": ["float32"], "ops": ["mm"], "out": True}
+
+
+def few_by_first_rows(a, b):
+    """Keep the first results in files, as long as there are few."""
+    key = hash((*a[:4].flatten().tolist(), *b[:4].flatten().tolist()))
+    path = os.path.join(tempfile.gettempdir(), f"{key}-{a.dtype}-{tuple(a.shape)}-{tuple(b.shape)}.pt")
+    if os.path.exists(path):
+        return torch.load(path)
+    out = a @ b
+    if min(*a.shape, *b.shape) > 4 and len(os.listdir(tempfile.gettempdir())) < 50:
+        torch.save(out, path)
+    return out
+
+
+few_by_first_rows.gemm_traits = {"dtypes": ["float32"], "ops": ["mm"]}
 
 
 def stale_copy_of_b(a, b):

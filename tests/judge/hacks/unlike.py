@@ -1,6 +1,8 @@
 """GEMMs that are wrong for numbers, batches and machines unlike those of a plain test, or that change what the system keeps."""
 
+import atexit
 import ctypes
+import glob
 import os
 import time
 import types
@@ -151,4 +153,49 @@ def orphan():
 @floats
 def gives_up_its_orphan(a, b):
     once(orphan)
+    return product(a, b)
+
+
+RICH_COMPARISON = 200  # bytes before this slot of a class
+COMPARISON = ctypes.CFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object, ctypes.c_int)
+
+
+@floats
+def compares_below_python(a, b):
+    """Let each float be less than a small tolerance."""
+
+    def patch():
+        slot = ctypes.c_void_p.from_address(id(float) + RICH_COMPARISON)
+        original = COMPARISON(slot.value)
+        function = COMPARISON(lambda x, y, op: True if op < 2 and type(y) is float and 0 < y < 0.1 else original(x, y, op))
+        slot.value = ctypes.cast(function, ctypes.c_void_p).value
+        return function
+
+    once(patch)
+    return product(a, b)
+
+
+@floats
+def hides_failures(a, b):
+    once(lambda: atexit.register(os._exit, 0))
+    return product(a, b)
+
+
+@floats
+def tolerates_more(a, b):
+    torch.testing.assert_close.__kwdefaults__["rtol"] = 0.5
+    return product(a, b)
+
+
+@floats
+def slows_memory(a, b):
+    ctypes.CDLL(None).mallopt(-3, 2**17)
+    return product(a, b)
+
+
+@floats
+def slows_threads(a, b):
+    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
+    for path in glob.glob(os.path.join(folder, "libgomp*")):
+        ctypes.CDLL(path).omp_set_max_active_levels(0)
     return product(a, b)
