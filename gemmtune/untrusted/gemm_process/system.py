@@ -63,9 +63,22 @@ def readers() -> dict[str, Callable[[], object]]:
     known: dict[str, Callable[[], object]] = {"mask of new files": mask}
     known |= {name: functools.partial(prctl, number, 0, 0, 0, 0) for name, number in RETURNED.items()}
     known |= {name: functools.partial(stored, number) for name, number in STORED.items()}
-    known |= _of_openmp() | ({} if "LD_PRELOAD" in os.environ else {"malloc maps memory again": _mapped})  # or it is not glibc's
+    known |= _of_openmp() | ({"malloc maps memory again": _mapped} if _has_malloc_of_glibc() else {})
     names = {number: name for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
     return known | {name: functools.partial(limit, number) for number, name in names.items()}
+
+
+class _Place(ctypes.Structure):
+    """Where a function is: ``Dl_info`` of dladdr."""
+
+    _fields_ = (("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("address", ctypes.c_void_p))
+
+
+def _has_malloc_of_glibc() -> bool:
+    """Return True if no other allocator is preloaded: sizes before its blocks would say something else."""
+    program, place = ctypes.CDLL(None), _Place()
+    program.dladdr(ctypes.cast(program.malloc, ctypes.c_void_p), ctypes.byref(place))
+    return os.path.basename(place.file or b"").startswith(b"libc.so")
 
 
 def _mapped() -> bool:
