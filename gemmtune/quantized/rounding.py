@@ -7,7 +7,7 @@ import torch
 
 from ..dispatch.checks import why_composed
 from ..errors import InvalidProblemError
-from ..problem.compositions import over_blocks, packed
+from ..problem.compositions import packed
 from ..problem.dtypes import FLOAT8, dtype_name
 from ..problem.operations import Encoding
 from .views import HasNoMemory
@@ -24,6 +24,9 @@ _BLOCKS: dict[str, Block] = {
     **{f"group_{size}": (size, 1) for size in (32, 64, 128)},
     "block_128x128": (128, 128),
 }
+
+_CACHED = 2**19
+"""Elements of a weight on a CPU that are rounded before the next ones, so that all passes over them find them in its cache."""
 
 
 class Rounded(NamedTuple):
@@ -46,35 +49,53 @@ def rounded(weight: Tensor, kind: Kind, scales: str, scale_dtype: torch.dtype | 
     if scales not in _BLOCKS or (scales == "block_128x128" and kind in _BITS):
         raise InvalidProblemError(f"quantize: scales: got {scales!r} for {kind}, expected one of {', '.join(_BLOCKS)}")
     default = weight.dtype if kind in _BITS and weight.dtype in SCALE_DTYPES else torch.float32
-    dtype = scale_dtype or default
-    size, legal = (weight.shape[0], weight.shape[1]), (_BLOCKS[scales],)
-    wide = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
-    least, most = _extremes(wide, _BLOCKS[scales])
+    dtype, block, plain = scale_dtype or default, _BLOCKS[scales], weight.detach()
+    columns = max(_CACHED // plain.shape[0], 1) if plain.device.type == "cpu" and block[1] == 1 else plain.shape[1]
+    parts = [_rounded(plain[:, begin : begin + columns], kind, block, dtype) for begin in range(0, plain.shape[1], columns)]
+    if len(parts) == 1:
+        return parts[0]
+    numbers, zeros = [part.numbers for part in parts], [part.zero_points for part in parts if part.zero_points is not None]
+    joined = torch.cat([x.t() for x in numbers]).t() if numbers[0].stride(0) == 1 else torch.cat(numbers, 1)
+    return Rounded(joined, torch.cat([part.scales for part in parts], 1), torch.cat(zeros, 1) if zeros else None, parts[0].encoding)
+
+
+def _rounded(weight: Tensor, kind: Kind, block: Block, dtype: torch.dtype) -> Rounded:
+    """Round a weight whose blocks have scales of ``dtype``. Passes change their own copy in place."""
+    blocks = _blocks(weight.to(torch.float64 if weight.dtype == torch.float64 else torch.float32), block)
+    least, most = blocks.amin((1, 3), True).clamp(max=0), blocks.amax((1, 3), True).clamp(min=0)
+    if not weight.is_meta and not bool((least.isfinite() & most.isfinite()).all()):
+        raise InvalidProblemError("quantize: weight: got infinity or NaN, expected finite numbers")
+
+    def matrix(x: Tensor) -> Tensor:
+        """Return blocks, or a number for each, as a matrix."""
+        return x.flatten(0, 1).flatten(1)
+
+    def numbers_of(x: Tensor, dtype: torch.dtype) -> Tensor:
+        return matrix(x)[: weight.shape[0], : weight.shape[1]].to(dtype)
+
+    overflow = torch.finfo(weight.dtype).max
     if kind not in _BITS:
         float8 = getattr(torch, kind)
         largest = torch.finfo(float8).max
-        scale = _positive(torch.maximum(-least, most) / largest, dtype, torch.finfo(weight.dtype).max / largest)
+        scale = _positive(torch.maximum(-least, most) / largest, dtype, overflow / largest)
         # A scale that was rounded down leaves numbers above the largest, which a cast would make NaN or infinity.
-        values = (wide / over_blocks(scale.to(wide.dtype), size, legal, "scales")).clamp(-largest, largest)
-        return Rounded(values.to(float8), scale, None, "")
-    steps = 2 ** _BITS[kind] - 1
-    signed = not kind.startswith("u")
-    overflow = torch.finfo(weight.dtype).max
+        return Rounded(numbers_of((blocks / scale.to(blocks.dtype)).clamp_(-largest, largest), float8), matrix(scale), None, "")
+    steps, signed = 2 ** _BITS[kind] - 1, not kind.startswith("u")
     if signed:
         scale = _positive(torch.maximum(-least, most) / (steps // 2), dtype, overflow / (steps // 2))
     else:
         scale = _positive(most / steps - least / steps, dtype)
-    zero = None if signed else (-least / scale.to(wide.dtype)).round().clamp(0, steps).to(dtype)
-    whole_scale = over_blocks(scale.to(wide.dtype), size, legal, "scales")
+    wide_scale = scale.to(blocks.dtype)
+    zero = None if signed else (-least / wide_scale).round().clamp(0, steps).to(dtype)
     # Numbers whose product with the scale would overflow the weight's dtype are rounded towards zero instead.
-    most_number = (overflow / whole_scale).floor()
-    values = (wide / whole_scale).round().clamp(-most_number, most_number)
+    most_number = (overflow / wide_scale).floor()
+    values = (blocks / wide_scale).round_().clamp_(-most_number, most_number)
     if zero is not None:
-        values = values + over_blocks(zero.to(wide.dtype), size, legal, "zero_points")
+        values += zero.to(blocks.dtype)
     low = -(steps // 2) - 1 if signed else 0
-    numbers = values.clamp(low, low + steps).to(torch.int8 if signed else torch.uint8)
-    four_bits = _BITS[kind] == 4
-    return Rounded(packed(numbers) if four_bits else numbers, scale, zero, kind if four_bits else "")  # type: ignore[arg-type]
+    numbers = numbers_of(values.clamp_(low, low + steps), torch.int8 if signed else torch.uint8)
+    four_bits, zeros = _BITS[kind] == 4, None if zero is None else matrix(zero)
+    return Rounded(packed(numbers) if four_bits else numbers, matrix(scale), zeros, kind if four_bits else "")  # type: ignore[arg-type]
 
 
 def _rounded_experts(weight: Tensor, kind: Kind, scales: str, scale_dtype: torch.dtype | None) -> Rounded:
@@ -109,16 +130,17 @@ def _check_weight(weight: object, kind: str) -> None:
         raise InvalidProblemError(
             f"quantize: weight: got {weight.shape[0]} rows, expected an even number for {kind}; add one of zeros"
         )
-    if not weight.is_meta and not bool(weight.isfinite().all()):
-        raise InvalidProblemError("quantize: weight: got infinity or NaN, expected finite numbers")
 
 
-def _extremes(weight: Tensor, block: Block) -> tuple[Tensor, Tensor]:
-    """Return the least number of each block or 0, and the largest or 0, shaped like the scales of such blocks."""
+def _blocks(weight: Tensor, block: Block) -> Tensor:
+    """Return the blocks of a weight [K, N] as [blocks along K, K, blocks along N, N], with zeros past its end."""
     (k, n), (rows, cols) = weight.shape, (block[0] or weight.shape[0], block[1] or weight.shape[1])
-    padded = torch.nn.functional.pad(weight, (0, -n % cols, 0, -k % rows))
-    blocks = padded.reshape(padded.shape[0] // rows, rows, padded.shape[1] // cols, cols)
-    return blocks.amin((1, 3)).clamp(max=0), blocks.amax((1, 3)).clamp(min=0)
+    padded = weight
+    if (missing := (-k % rows, -n % cols)) != (0, 0):  # the result has the order in memory of what it is padded from
+        x, (last, first) = (weight.t(), missing[::-1]) if weight.stride(0) == 1 else (weight, missing)
+        padded = torch.nn.functional.pad(x, (0, first, 0, last))
+        padded = padded.t() if x is not weight else padded
+    return padded.view(padded.shape[0] // rows, rows, padded.shape[1] // cols, cols)
 
 
 def _positive(scale: Tensor, dtype: torch.dtype, limit: float = math.inf) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 import gemmtune
 from gemmtune import QuantizedWeight, settings
 from gemmtune.errors import InvalidProblemError
+from gemmtune.quantized import rounding
 from gemmtune.quantized.rounding import Kind
 
 WEIGHT = torch.randn(256, 96, generator=torch.Generator().manual_seed(1))
@@ -233,6 +234,19 @@ def test_quantize_gives_finite_weights_or_refuses():
             error = (found.double() - weight.double()).abs().max() / weight.double().abs().max()
             assert error < (0.14 if "4" in kind or "e5m2" in kind else 0.04), f"{where}: {error}"
     assert refused.keys() == {f"which overflows {name}" for name in ("torch.float16", "torch.bfloat16", "torch.float32")}
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint4", "float8_e5m2"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_columns_are_rounded_alike_in_pieces_and_at_once(kind, transposed, monkeypatch):
+    weight = torch.randn(40, 130, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+    weight = weight.t().contiguous().t() if transposed else weight
+    whole = rounding.rounded(weight, kind, "group_32", torch.float32)
+    monkeypatch.setattr(rounding, "_CACHED", 40 * 33)
+    pieces = rounding.rounded(weight, kind, "group_32", torch.float32)
+    assert pieces.numbers.stride() == whole.numbers.stride()
+    for x, y in zip(whole[:3], pieces[:3], strict=True):
+        assert (x is None and y is None) or torch.equal(x.float(), y.float())
 
 
 def test_quantize_says_which_scale_dtype_to_give():
