@@ -23,7 +23,7 @@ from ..dispatch.ready import generation, served_rows
 from ..errors import InvalidProblemError
 from ..native.lookup import keep_layer, native, prepare
 from ..ops.operate import FOR_NATIVE
-from ..problem.compositions import mixed_composed
+from ..problem.compositions import mixed_composed, with_usual_strides
 from ..quantized.products import linear_by_parts, served_by_parts
 from ..quantized.rounding import SCALE_DTYPES
 from ..quantized.weight import QuantizedWeight
@@ -124,7 +124,9 @@ def _as_matrix(x: Tensor) -> Tensor:
 def _linear(picks: Picks, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Bound | Picks | None]:
     """Return the product, and the pick that ran: None for torch, ``picks`` itself if no pick was looked up."""
     result, bound = _by_pick(picks, input, weight, bias, transposed=True)
-    return functional.linear(input, weight, bias) if result is None else result, bound  # type: ignore[arg-type]
+    if result is not None:
+        return result, bound
+    return functional.linear(with_usual_strides(input) if is_dense(input) else input, weight, bias), bound  # type: ignore[arg-type]
 
 
 def _by_pick(

@@ -3,6 +3,7 @@
 #include "table.h"
 
 #include <ATen/ops/linear_ops.h>
+#include <c10/util/strides.h>
 
 namespace gemmtune {
 
@@ -61,9 +62,13 @@ inline Result result_of_layer(Record const& record, Call const& call) {
 }
 
 // Call torch's operation below autograd, which has no work here.
+//
+// Strides are those of with_usual_strides in problem/compositions.py: below autograd no weight needs a gradient.
 inline at::Tensor layer_by_torch(Call const& call, std::optional<at::Tensor> const& bias) {
   at::AutoDispatchBelowADInplaceOrView below;
-  return at::_ops::linear::call(*call.read[0], *call.read[1], bias);
+  const at::Tensor& x = *call.read[0];
+  const auto usual = c10::contiguous_strides(x.sizes());
+  return at::_ops::linear::call(x.strides() == c10::IntArrayRef(usual) ? x : x.as_strided(x.sizes(), usual), *call.read[1], bias);
 }
 
 // Return true if a CUDA graph captures the current stream, or if that is unknown.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from native_calls import in_place
 from tables_of_rows import put_table
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gemmtune
 from gemmtune import settings
@@ -61,6 +63,34 @@ def test_keeps_the_operation_of_torch_without_a_pick(shape: tuple[int, ...], bia
         assert torch.equal(found, torchs(made, input))
         assert found.shape == (*shape[:-1], 32)
         assert found.is_inference() == torch.is_inference_mode_enabled()
+
+
+class Operators(TorchDispatchMode):
+    """The names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_last_row_of_a_prompt_is_no_batch_of_matrices() -> None:
+    made = nn.Linear(256, 16384, bias=False).to(torch.bfloat16).requires_grad_(False)
+    gemmtune.optimize(nn.Sequential(made))
+    last, alone = torch.randn(1, 37, 256).to(torch.bfloat16)[:, -1:], torch.randn(1, 1, 256).to(torch.bfloat16)
+    assert last.stride() != alone.stride()
+    with torch.no_grad():
+        with Operators() as seen:
+            made(last)
+        assert "aten::bmm" not in seen.names
+        made(last)
+        made(alone)
+        last_s, alone_s = (min(timeit.repeat(lambda x=x: looked_up(made, x), number=1, repeat=7)) for x in (last, alone))
+        assert torch.equal(looked_up(made, last), looked_up(made, last.clone(memory_format=torch.contiguous_format)))
+    assert last_s < 8 * alone_s, "a batch of matrices takes 45 times as long"
 
 
 def test_a_pick_is_launched_for_inputs_of_any_rank() -> None:
