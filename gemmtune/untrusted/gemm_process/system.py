@@ -69,7 +69,7 @@ def readers() -> dict[str, Callable[[], object]]:
 
 
 class _Place(ctypes.Structure):
-    """Where a function is: ``Dl_info`` of dladdr."""
+    """Place of a function in a library, as dladdr returns it."""
 
     _fields_ = (("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("address", ctypes.c_void_p))
 
