@@ -2,6 +2,7 @@
 
     python benchmarks/generate.py --json generate.json
     python benchmarks/generate.py --model gemma-2-9b --ways transformers,optimize,tune
+    python benchmarks/generate.py --model qwen2.5-0.5b --layers 24 --dtype bfloat16 --device cpu --ways transformers,tune,int4
     python benchmarks/generate.py --small
 
 The model has random weights and few layers. One sequence is generated greedily with a static cache. Each way starts with an empty
@@ -31,7 +32,15 @@ import click
 import torch
 from environment import describe_environment
 from model_configs import MODELS as PUBLISHED
-from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.generation.streamers import BaseStreamer
 
 import gemmtune
@@ -55,6 +64,18 @@ MODELS: Mapping[str, tuple[type, type, Mapping[str, Any]]] = {
         },
     ),
     "gemma-2-9b": (Gemma2Config, Gemma2ForCausalLM, PUBLISHED["gemma-2-9b"]),
+    "qwen2.5-0.5b": (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "vocab_size": 151936,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 """Configuration and class of each model, with the sizes as published."""
 SMALL = {
@@ -191,6 +212,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option("--seconds", default=240.0, show_default=True, help="No way begins that may end later.")
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="By default bfloat16 on a GPU and float32 on a CPU.")
 @click.option("--small", is_flag=True, help="Build a tiny model in float32, with short prompts and few tokens.")
 @click.option("--json", "out", help="Write everything to this file.")
 def main(
@@ -202,6 +224,7 @@ def main(
     rounds: int,
     seconds: float,
     device: str,
+    dtype: str | None,
     small: bool,
     out: str | None,
 ) -> None:
@@ -211,8 +234,10 @@ def main(
     if small:
         layers, prompts, new, rounds = 2, tuple(min(x, 5 + x // 30) for x in prompts), min(new, 6), 1
     info = detect(device)
-    model = _built(name, layers, info.torch_device, small)
-    options = {"model": name, "layers": layers, "prompts": prompts, "new": new, "ways": ways, "rounds": rounds, "small": small}
+    usual = "float32" if small or info.type == "cpu" else "bfloat16"
+    model = _built(name, layers, info.torch_device, getattr(torch, dtype or usual), small)
+    options = {"model": name, "layers": layers, "dtype": dtype or usual, "prompts": prompts, "new": new, "ways": ways}
+    options |= {"rounds": rounds, "small": small}
     report: dict[str, Any] = {"environment": describe_environment(info), "options": options, "ways": {}}
     torch.compile(torch.sin)(torch.ones(4, device=info.torch_device))  # imports of the compiler are no part of a way
     look_up = build.make()  # once for a machine, as by gemmtune doctor --build: no part of a first call
@@ -238,10 +263,9 @@ def main(
         Path(out).write_text(json.dumps(report, indent=1) + "\n")
 
 
-def _built(name: str, layers: int, device: torch.device, small: bool) -> PreTrainedModel:
+def _built(name: str, layers: int, device: torch.device, dtype: torch.dtype, small: bool) -> PreTrainedModel:
     """Build a model with random weights, whose generation no token ends."""
     config, kind, words = MODELS[name]
-    dtype = torch.float32 if small or device.type == "cpu" else torch.bfloat16
     sizes = {**words, **{key: value for key, value in SMALL.items() if key in words}} if small else words
     torch.manual_seed(0)
     default = torch.get_default_dtype()
