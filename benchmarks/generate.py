@@ -234,10 +234,9 @@ def main(
     if small:
         layers, prompts, new, rounds = 2, tuple(min(x, 5 + x // 30) for x in prompts), min(new, 6), 1
     info = detect(device)
-    usual = "float32" if small or info.type == "cpu" else "bfloat16"
-    model = _built(name, layers, info.torch_device, getattr(torch, dtype or usual), small)
-    options = {"model": name, "layers": layers, "dtype": dtype or usual, "prompts": prompts, "new": new, "ways": ways}
-    options |= {"rounds": rounds, "small": small}
+    model = _built(name, layers, info.torch_device, small, dtype)
+    options = {"model": name, "layers": layers, "prompts": prompts, "new": new, "ways": ways, "rounds": rounds, "small": small}
+    options["dtype"] = str(model.dtype).removeprefix("torch.")
     report: dict[str, Any] = {"environment": describe_environment(info), "options": options, "ways": {}}
     torch.compile(torch.sin)(torch.ones(4, device=info.torch_device))  # imports of the compiler are no part of a way
     look_up = build.make()  # once for a machine, as by gemmtune doctor --build: no part of a first call
@@ -263,9 +262,10 @@ def main(
         Path(out).write_text(json.dumps(report, indent=1) + "\n")
 
 
-def _built(name: str, layers: int, device: torch.device, dtype: torch.dtype, small: bool) -> PreTrainedModel:
+def _built(name: str, layers: int, device: torch.device, small: bool, asked: str | None = None) -> PreTrainedModel:
     """Build a model with random weights, whose generation no token ends."""
     config, kind, words = MODELS[name]
+    dtype = getattr(torch, asked or ("float32" if small or device.type == "cpu" else "bfloat16"))
     sizes = {**words, **{key: value for key, value in SMALL.items() if key in words}} if small else words
     torch.manual_seed(0)
     default = torch.get_default_dtype()
