@@ -268,9 +268,7 @@ def open_store(settings: Settings) -> Store:
         return _NOTHING
     path = settings.store_file.absolute()
     with LOCK:
-        if path not in _stores:
-            _stores[path] = _opened(path, settings)
-        return _stores[path]
+        return _stores.get(path) or _stores.setdefault(path, _opened(path, settings))
 
 
 def _opened(path: Path, settings: Settings) -> Store:

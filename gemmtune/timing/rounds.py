@@ -62,10 +62,9 @@ def play(
 ) -> dict[str, Ranked]:
     """Play rounds that sample each contender once, in an order that is reversed each time.
 
-    The fastest by plain median is the reference. Another contender is judged by its ratios to the reference in the same
-    round, in which drifting clocks cancel: by the median of their logarithms. It has *lost* if the whole interval of that
-    median lies beyond TIE, and is *tied* if the whole interval lies within. Disturbed samples do not count. ``host_us``
-    is the part of every sample that is no kernel's time.
+    The fastest by plain median is the reference. Another contender is judged by its ratios to the reference in the same round,
+    in which drifting clocks cancel: by the median of their logarithms. It has *lost* if the whole interval of that median lies
+    beyond TIE, and is *tied* if it lies within. Disturbed samples do not count, and ``host_us`` of each is no kernel's time.
 
     A contender that has lost takes no part in further rounds unless it is named in ``keep``. The rounds end when every other
     contender is tied, or when the budget is spent.
@@ -75,7 +74,6 @@ def play(
     begun = time.perf_counter()
     while contenders and time.perf_counter() - begun < warm_up_s:
         _round(contenders, list(contenders), failed)
-    # Sample each contender once per round, in alternating order.
     rounds: dict[str, list[float]] = {name: [] for name in contenders}
     playing = list(contenders)
     deadline = time.perf_counter() + budget_s
