@@ -63,7 +63,7 @@ def readers() -> dict[str, Callable[[], object]]:
     known: dict[str, Callable[[], object]] = {"mask of new files": mask}
     known |= {name: functools.partial(prctl, number, 0, 0, 0, 0) for name, number in RETURNED.items()}
     known |= {name: functools.partial(stored, number) for name, number in STORED.items()}
-    known |= _of_openmp() | ({"malloc maps memory again": _mapped} if _has_malloc_of_glibc() else {})
+    known |= _of_openmp() | ({"malloc maps memory again": _mapped()} if _has_malloc_of_glibc() else {})
     names = {number: name for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
     return known | {name: functools.partial(limit, number) for number, name in names.items()}
 
@@ -81,16 +81,21 @@ def _has_malloc_of_glibc() -> bool:
     return os.path.basename(place.file or b"").startswith(b"libc.so")
 
 
-def _mapped() -> bool:
-    """Return True if malloc maps new memory of a size that was freed: each result of torch then costs page faults."""
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    libc.free(libc.malloc(MAPPED_BYTES))
-    places = [place for place in (libc.malloc(MAPPED_BYTES) for _ in range(BLOCKS)) if place]
-    found = [ctypes.c_size_t.from_address(place - ctypes.sizeof(ctypes.c_size_t)).value & IS_MAPPED for place in places]
-    for place in places:
-        libc.free(place)
-    return any(found)
+def _mapped() -> Callable[[], bool]:
+    """Return a function that is true if malloc maps new memory of a freed size: each result of torch then costs page faults."""
+    libc, size_at, word, blocks = ctypes.CDLL(None), ctypes.c_size_t.from_address, ctypes.sizeof(ctypes.c_size_t), range(BLOCKS)
+    allocate, release, size, flag = libc.malloc, libc.free, MAPPED_BYTES, IS_MAPPED
+    allocate.restype, release.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+    def mapped() -> bool:
+        release(allocate(size))
+        places = [place for place in [allocate(size) for _ in blocks] if place]
+        found = [size_at(place - word).value & flag for place in places]
+        for place in places:
+            release(place)
+        return any(found)
+
+    return mapped
 
 
 def _of_openmp() -> dict[str, Callable[[], object]]:
