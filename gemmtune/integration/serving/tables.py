@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -107,7 +108,7 @@ def _unserved_class(rows_class: RowClass, engine: Engine, defaults: bool, made_b
     made_by = made_by or command(rows_class, _most_rows(engine), batch_invariant=current.batch_invariant)
     reason = _unserved(rows_class, device, current, engine, defaults, made_by)
     if reason and defaults and not current.batch_invariant and origin_for(rows_class, device):
-        _make(rows_class, device)
+        _make(rows_class, device, current.store_file)
         reason = _unserved(rows_class, device, current, engine, defaults, made_by)
     return reason
 
@@ -139,8 +140,11 @@ def _usual() -> Iterator[None]:
 
 
 @functools.cache
-def _make(rows_class: RowClass, device: DeviceInfo) -> None:
-    """Make the default table of a class, once. The processes that verify it end, since an engine measures free memory next."""
+def _make(rows_class: RowClass, device: DeviceInfo, store: Path) -> None:  # noqa: ARG001 - each store gets its tables
+    """Make the default table of a class, once for each store.
+
+    The processes that verify it end, since an engine measures free memory next.
+    """
     try:
         make_defaults(device, [rows_class], Progress())
     finally:
