@@ -7,7 +7,8 @@
 
 The model has random weights and few layers. One sequence is generated greedily with a static cache. Each way starts with an empty
 store, an empty cache of kernels and an empty cache of Inductor, as on a machine that never saw the model. After their first calls
-the ways take turns in one process, so that all see the same clocks.
+the ways take turns in one process, so that all see the same clocks. On a GPU some decoding steps of each way are traced then: what
+a step takes beyond ``busy_us``, the time of its kernels, the GPU waits for the host.
 
 ``compile`` and the ways that end with ``+compile`` compile the whole forward, prompts included. They only serve to compare the
 time to the first token, and generate two tokens after the first prompt.
@@ -32,6 +33,7 @@ import click
 import torch
 from environment import describe_environment
 from model_configs import MODELS as PUBLISHED
+from model_trace import Trace, trace_of
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -89,6 +91,8 @@ SMALL = {
 }
 STD = 0.02
 """Standard deviation of the random weights."""
+TRACED_FROM, TRACED_STEPS = 8, 16
+"""The first traced token of a call, and how many steps are traced."""
 
 Prepare = Callable[[PreTrainedModel, torch.Tensor], object]
 """Function that prepares a model for its first call, with the first prompt."""
@@ -148,6 +152,28 @@ class Clock(BaseStreamer):
         """Do nothing: each token is noted already."""
 
 
+class Tracer(BaseStreamer):
+    """Traces the kernels of some steps between two tokens."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        self.trace = Trace()
+
+    def put(self, value: torch.Tensor) -> None:  # noqa: ARG002 - given by transformers
+        """Begin or end the trace at its token, which is on the host already. The first call brings the prompt."""
+        self._count += 1
+        if self._count == 1 + TRACED_FROM:
+            self._profile.start()
+        elif self._count == 1 + TRACED_FROM + TRACED_STEPS:
+            torch.cuda.synchronize()
+            self._profile.stop()
+            self.trace = trace_of(self._profile)
+
+    def end(self) -> None:
+        """Do nothing: the trace has ended."""
+
+
 @dataclass(kw_only=True)
 class Runner:
     """A way that is ready to generate, with what it took."""
@@ -161,6 +187,7 @@ class Runner:
     second_token_s: float = 0.0
     tokens: dict[int, list[int]] = field(default_factory=dict)
     seconds: dict[int, list[float]] = field(default_factory=dict)
+    steps: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     @contextmanager
     def caches(self) -> Iterator[None]:
@@ -173,7 +200,7 @@ class Runner:
         """True if the way takes part in the rounds."""
         return "compile" not in self.name
 
-    def generate(self, ids: torch.Tensor, new: int, clock: Clock | None = None) -> tuple[float, list[int]]:
+    def generate(self, ids: torch.Tensor, new: int, clock: BaseStreamer | None = None) -> tuple[float, list[int]]:
         """Return the seconds of one call and the new tokens."""
         _wait(ids)
         begun = time.perf_counter()
@@ -187,6 +214,19 @@ class Runner:
         )
         _wait(ids)
         return time.perf_counter() - begun, found[0, ids.shape[1] :].tolist()
+
+    def trace(self, ids: torch.Tensor, new: int) -> None:
+        """Keep the kernels of a decoding step after a prompt, and how long the GPU is busy with them."""
+        tracer = Tracer()
+        with self.caches():
+            self.generate(ids, new, tracer)
+        trace = tracer.trace
+        kernels = [row | {"count": row["count"] / TRACED_STEPS, "us": row["us"] / TRACED_STEPS} for row in trace.kernels]
+        self.steps[ids.shape[1]] = {
+            "busy_us": trace.busy_us / TRACED_STEPS,
+            "launches": len(trace.spans) / TRACED_STEPS,
+            "kernels": kernels,
+        }
 
 
 def _words(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -254,7 +294,12 @@ def main(
             shutil.copytree(look_up.parent, place / "kernels" / look_up.parent.name)
             runners.append(_first_calls(way, copy.deepcopy(model), place, inputs, new))
             longest = max(longest, time.monotonic() - begun)
-        _rounds([runner for runner in runners if runner.whole], inputs, new, rounds)
+        whole = [runner for runner in runners if runner.whole]
+        _rounds(whole, inputs, new, rounds)
+        if info.type != "cpu" and new > TRACED_FROM + TRACED_STEPS:
+            for runner in whole:
+                for ids in inputs:
+                    runner.trace(ids, new)
     for runner in runners:
         report["ways"][runner.name] = _reported(runner, runners[0], new)
     _print(report["ways"], prompts)
@@ -340,6 +385,7 @@ def _reported(runner: Runner, reference: Runner, new: int) -> dict[str, Any]:
             for length, found in runner.tokens.items()
         },
         "seconds": runner.seconds,
+        "steps": runner.steps,
     }
 
 
