@@ -159,6 +159,8 @@ class Tracer(BaseStreamer):
         self._count = 0
         self._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
         self.trace = Trace()
+        self.launches: dict[str, int] = {}
+        """Launches by the host: of single kernels and of CUDA graphs."""
 
     def put(self, value: torch.Tensor) -> None:  # noqa: ARG002 - given by transformers
         """Begin or end the trace at its token, which is on the host already. The first call brings the prompt."""
@@ -169,6 +171,10 @@ class Tracer(BaseStreamer):
             torch.cuda.synchronize()
             self._profile.stop()
             self.trace = trace_of(self._profile)
+            names = [event.name for event in self._profile.events()]
+            self.launches = {
+                name: sum(x.startswith(name) for x in names) for name in ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
+            }
 
     def end(self) -> None:
         """Do nothing: the trace has ended."""
@@ -224,7 +230,8 @@ class Runner:
         kernels = [row | {"count": row["count"] / TRACED_STEPS, "us": row["us"] / TRACED_STEPS} for row in trace.kernels]
         self.steps[ids.shape[1]] = {
             "busy_us": trace.busy_us / TRACED_STEPS,
-            "launches": len(trace.spans) / TRACED_STEPS,
+            "kernels_run": len(trace.spans) / TRACED_STEPS,
+            "launches": {name: count / TRACED_STEPS for name, count in tracer.launches.items()},
             "kernels": kernels,
         }
 
