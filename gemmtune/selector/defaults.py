@@ -1,4 +1,4 @@
-"""Tables for weights that nobody tuned: no time is measured here, and every choice is verified here first.
+"""Tables for weights that nobody tuned. Every choice is verified here first, and only those of floats on a CPU are timed.
 
 Where the shipped predictor knows the GPU and the kind of weight, it chooses. Elsewhere a rule serves weights of 4 or 8 bits: torch
 has no product of them, and dequantizing the whole weight in each call takes longer than the product itself up to some 500 rows.
@@ -6,6 +6,7 @@ has no product of them, and dequantizing the whole weight in each call takes lon
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ from .range_work import Work, segment_of
 from .ranges import proved
 from .segments import DEFAULT, Segment, Table, merged
 from .shipped import shipped_for
+from .timed import BUDGET_S, Timed, contended, is_timed
 
 FEW_ROWS = ("cuda:skinny", "triton:mixed_words")
 SOME_ROWS = ("cuda:wgmma", "triton:mixed_words")
@@ -63,7 +65,7 @@ times as fast.
 """
 
 
-RULED, PREDICTED, SHIPPED = "rule", "predicted", "shipped"
+RULED, PREDICTED, SHIPPED, TIMED = "rule", "predicted", "shipped", "timed"
 """First words of the ``origin`` of a default table."""
 
 
@@ -124,7 +126,9 @@ def origin_for(rows_class: RowClass, device: DeviceInfo) -> str:
     known = [f"{predictor.digest}"] if predictor is not None and predictor.knows(problem, device) else []
     if shipped is not None and shipped.has(problem):
         return " ".join([SHIPPED, shipped.digest, *known])
-    return f"{PREDICTED} {known[0]}" if known else RULED if problem.widens_b else ""
+    if known:
+        return f"{PREDICTED} {known[0]}"
+    return RULED if problem.widens_b else TIMED if is_timed(problem) else ""
 
 
 def defaults_for(
@@ -133,16 +137,19 @@ def defaults_for(
     settings: Settings,
     progress: Progress,
     while_compiling: Callable[[], object] = bool,
-) -> Generator[Default, None, None]:
+) -> Generator[Default | Timed, None, None]:
     """Yield the default tables of classes, each once its kernels are compiled. Classes that torch runs by default are left out.
 
     The classes share few kernels, so that those of a model compile within seconds. ``while_compiling`` is called once they do.
     """
     works = {x: Work(x, range(1, ROWS[-1] + 1), device, settings, 0.0, progress) for x in classes if origin_for(x, device)}
+    ends = time.monotonic() + BUDGET_S
+    timed = [Timed(works.pop(x), TIMED, ends) for x in contended(works)]
     predictor, shipped = shipped_predictor(), shipped_for(device)
     gains = {x: likely_gains(work, predictor, shipped) for x, work in works.items()}
     kept = kept_kernels(list(gains.values()))
-    made = [Default(work, origin_for(x, device), _orders(work, gains[x], kept)) for x, work in works.items()]
+    defaults = [Default(work, origin_for(x, device), _orders(work, gains[x], kept)) for x, work in works.items()]
+    made: list[Timed | Default] = [*timed, *defaults]
     kernels = [x.kernels() for x in made]
     with Compilation(itertools.chain(*kernels), settings) as compilation:
         while_compiling()
