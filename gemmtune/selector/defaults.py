@@ -215,7 +215,7 @@ def rule_for(work: Work) -> Sequence[tuple[int, tuple[str, ...]]]:
         return RULE
     if not groups:
         return RULE_ON_CPU
-    return [(rows * groups, names) for rows, names in RULE_ON_CPU if rows <= ROWS_OF_AN_EXPERT]
+    return [(rows * groups, names if rows <= ROWS_OF_AN_EXPERT else ()) for rows, names in RULE_ON_CPU]
 
 
 def _ruled(work: Work, m: int) -> list[str]:
