@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..choice import Choice
@@ -25,7 +25,7 @@ from .range_work import Work, segment_of
 from .ranges import proved
 from .segments import DEFAULT, Segment, Table, merged
 from .shipped import shipped_for
-from .timed import BUDGET_S, contenders, is_timed, largest_first, timed_orders, timed_rows
+from .timed import BUDGET_S, contenders_of, is_timed, largest_first, timed_orders
 
 FEW_ROWS = ("cuda:skinny", "triton:mixed_words")
 SOME_ROWS = ("cuda:wgmma", "triton:mixed_words")
@@ -144,16 +144,24 @@ class Timed:
 
     work: Work
     ends: Callable[[], float]
+    _found: dict[int, Sequence[Choice]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def kernels(self) -> list[Choice]:
         """Return the choices that need kernels."""
-        return [choice for m in timed_rows(self.work) for choice in contenders(self.work, m)[1:]]
+        return [choice for found in self._contenders.values() for choice in found[1:]]
+
+    @property
+    def _contenders(self) -> Mapping[int, Sequence[Choice]]:
+        """The choices that compete at each M. Listing them takes some ten milliseconds."""
+        if not self._found:
+            self._found.update(contenders_of(self.work))
+        return self._found
 
     def stored(self, store: Store) -> Table | None:
         """Time the choices and store the table, also of torch alone. None without choices or time. Raises what ``table`` does."""
         if time.monotonic() > self.ends() or not any(choice.compiled for choice in self.kernels()):
             return None
-        orders, disturbed = timed_orders(self.work)
+        orders, disturbed = timed_orders(self.work, self._contenders)
         return Default(self.work, TIMED, orders).stored(store, torch_alone=True, disturbed=disturbed)
 
 

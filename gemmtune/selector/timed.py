@@ -5,7 +5,7 @@ One compiled kernel serves all weights of a dtype. It takes turns with torch at 
 as show the speed of the whole: that takes some tenths of a second for a weight of any size.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -51,7 +51,12 @@ def largest_first(classes: Iterable[RowClass]) -> list[RowClass]:
     return sorted((x for x in classes if is_timed(x.problem)), key=lambda x: -x.problem.n * x.problem.k)
 
 
-def contenders(work: Work, m: int) -> list[Choice]:
+def contenders_of(work: Work) -> dict[int, list[Choice]]:
+    """Return the choices that compete at each M: see ``_contenders``."""
+    return {m: _contenders(work, m) for m in ROWS if work.rows_class.has(m)}
+
+
+def _contenders(work: Work, m: int) -> list[Choice]:
     """Return torch's operation and the first choice of each of two modes of one compiled kernel. Empty without any of these."""
     problem = work.rows_class.at(m)
     offered, baseline = offered_by("cpp", work, problem), baseline_of(work, problem)
@@ -64,20 +69,13 @@ def contenders(work: Work, m: int) -> list[Choice]:
     return [baseline, *list(modes.values())[:MODES]]
 
 
-def timed_rows(work: Work) -> list[int]:
-    """Return the Ms at which choices of a class are timed."""
-    return [m for m in ROWS if work.rows_class.has(m)]
-
-
-def timed_orders(work: Work) -> tuple[Orders, str]:
+def timed_orders(work: Work, contenders: Mapping[int, Sequence[Choice]]) -> tuple[Orders, str]:
     """Return the names for each interval, timed here, and how other work disturbed the timing (empty: it did not)."""
-    rows, part = timed_rows(work), _part_of(work.rows_class, work.device)
+    part = _part_of(work.rows_class, work.device)
     orders, disturbed, mode, gain = Orders(), "", "", 0.0
-    with open_session(part.at(rows[-1]), work.device, work.settings) as session:
-        for m in rows:
-            baseline, *ours = contenders(work, m)
-            if m > FEW_ROWS:
-                ours = [choice for choice in ours if choice.info["mode"] == mode]
+    with open_session(part.at(max(contenders)), work.device, work.settings) as session:
+        for m, (baseline, *others) in contenders.items():
+            ours = [choice for choice in others if m <= FEW_ROWS or choice.info["mode"] == mode]
             gains = _gains(baseline, ours, part.at(m), work.device, session)
             disturbed = disturbed or (f"too few samples at M = {m}" if None in gains.values() else "")
             best = max(ours, key=lambda choice: gains.get(choice.name) or 0.0, default=baseline)
