@@ -7,9 +7,12 @@ has no product of them, and dequantizing the whole weight in each call takes lon
 import dataclasses
 import functools
 import itertools
+import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from ..choice import Choice
 from ..device import DeviceInfo
@@ -49,16 +52,22 @@ up to 128, 0.53 at up to 512 and 0.84 above, over four weights of 2048 x 6144 to
 """
 
 
-RULE_ON_CPU: tuple[tuple[int, tuple[str, ...]], ...] = (
-    *((rows, ("cpp:",)) for rows in (1, 4, 7, 15, 32, 64)), *((rows, ("cpp:avx512bf16",)) for rows in (256, 1024, 8192)),
-)  # fmt: skip
+RULE_ON_CPU: tuple[tuple[int, tuple[str, ...]], ...] = tuple((m, ("cpp:",)) for m in (1, 4, 7, 15, 32, 64, 256, 1024, 8192))
 """The rule for a CPU. Two compiled kernels serve all weights of a kind and dtype: one dequantizes while it multiplies few rows, one
 while it packs a part of the weight for more.
 
-Compared with dequantizing and torch's product they are 4 to 59 times as fast at 1 row, 8 to 15 times at 16 and 1.0 to 2.4 times at
-64, over int4 and int8 in bfloat16 and float32, 2048 x 2048, one core with AVX-512. With pairs of bfloat16 they are as fast as
-torch's product of a bfloat16 weight at any number of rows. Without them they take up to twice as long as torch at 256 rows.
+Compared with torch's product of a bfloat16 weight they are 1.1 to 2 times as fast at 16 rows, and 0.9 to 1.2 times at 64 to 2048,
+over int4 and int8, 896 x 4864 and 4096 x 4096, one core with AVX-512 and bfloat16 pairs. With AVX2 alone they are 3 to 4 times as
+fast. Dequantizing before torch's product reaches 0.5 to 0.9 at 512 rows.
 """
+MOST_ROWS_BY_TILES = 64
+MOST_ROWS_OF_FLOAT32 = 1024
+"""Largest M of the rule where torch multiplies by tiles (AMX), which are many times as fast, and for float32 inputs.
+
+torch's product of float32 may be faster than ours, by less than it takes to dequantize the weight.
+"""
+TILES = {torch.bfloat16: "amx_bf16", torch.float16: "amx_fp16"}
+"""CPU flags of tiles, by the dtype of the input."""
 
 
 ROWS_OF_AN_EXPERT = 32
@@ -221,9 +230,10 @@ def rule_for(work: Work) -> Sequence[tuple[int, tuple[str, ...]]]:
     groups = work.rows_class.problem.groups
     if work.device.type != "cpu":
         return RULE
-    if not groups:
-        return RULE_ON_CPU
-    return [(rows * groups, names if rows <= ROWS_OF_AN_EXPERT else ()) for rows, names in RULE_ON_CPU]
+    tiles = TILES.get(work.rows_class.problem.dtype) in work.device.isa
+    most = MOST_ROWS_BY_TILES if tiles else MOST_ROWS_OF_FLOAT32 if work.rows_class.problem.dtype == torch.float32 else math.inf
+    most = min(most, ROWS_OF_AN_EXPERT) if groups else most
+    return [(rows * max(groups, 1), names if rows <= most else ()) for rows, names in RULE_ON_CPU]
 
 
 def _ruled(work: Work, m: int) -> list[str]:
