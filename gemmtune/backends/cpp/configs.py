@@ -129,6 +129,11 @@ def pairs(config: "Config | Blocking", problem: Problem, device: DeviceInfo) -> 
     return uses_vnni(problem, device, direct=config.direct, dots=config.mode == "dots")
 
 
+def _makes_pairs(problem: Problem, device: DeviceInfo) -> bool:
+    """Return True if packing makes pairs of a narrow weight."""
+    return problem.widens_b and uses_vnni(problem, device)
+
+
 def _steps(problem: Problem, device: DeviceInfo, config: "Config | Blocking") -> int:
     vnni = pairs(config, problem, device)
     return -(-problem.k // numbers_per_step(problem.accumulator, device.arch, vnni=vnni))
@@ -156,13 +161,7 @@ _WIDE_NARROW_IN_PLACE = (
 _PACKED = (Blocking("columns", 512, 8, 1), Blocking("columns", 256, 8, 4), Blocking("columns", 128, 8, 1))
 _FEW_ROWS = (*_DOTS, *_WIDE_IN_PLACE, *_IN_PLACE, *_PACKED)
 _FEW_ROWS_NARROW = (*_DOTS, *_WIDE_NARROW_IN_PLACE, *_IN_PLACE, *_PACKED)
-_FEW_ROWS_PAIRS = (
-    Blocking("columns", 128, 8, 1),
-    Blocking("columns", 256, 8, 4),
-    Blocking("columns", 512, 8, 1),
-    *_DOTS,
-    *_WIDE_NARROW_IN_PLACE,
-)
+_FEW_ROWS_PAIRS = (_PACKED[2], _PACKED[1], _PACKED[0], *_DOTS, *_WIDE_NARROW_IN_PLACE)
 """Blockings for weights of 8 and 4 bits that packing makes pairs of bfloat16."""
 _LEAST_ROWS_PAIRS = {"": 16, "int4": 8, "uint4": 8}
 """Fewest rows for which these are faster than dot products, by encoding."""
@@ -175,9 +174,9 @@ _MANY_ROWS = (
     Blocking("steps", 1024, 8, 4), Blocking("columns", 256, 16, 2), Blocking("steps", 256, 4, 2),
 )  # fmt: skip
 """Blockings that pack a and b, for products that use the copies often enough."""
-_MOST_ROWS = (_MANY_ROWS[1], _MANY_ROWS[0], *_MANY_ROWS[2:])
-_ROWS_OF_COLUMNS = 1024
-"""Largest M at which the packed rows of a stay in a cache while all panels of b pass by."""
+_MOST_ROWS = (_MANY_ROWS[3], _MANY_ROWS[1], _MANY_ROWS[0], _MANY_ROWS[2], *_MANY_ROWS[4:])
+_CACHED_A_BYTES = 12 << 20
+"""The same for pairs of narrow weights if a packed copy of a has more than these bytes: it leaves the caches while b passes by."""
 _MANY_ROWS_IN_PLACE = (
     Blocking("columns", 1024, 8, 4, True), Blocking("steps", 512, 16, 4, True), Blocking("columns", 512, 16, 2, True),
     Blocking("steps", 256, 4, 2, True),
@@ -205,7 +204,8 @@ def blockings(problem: Problem, device: DeviceInfo, mr: int, nr: int, *, everyth
     panels, threads = -(-x.b.size[-1] // nr), max(device.threads, 1)
     rows = -(-problem.m // problem.groups) if divided(problem) == "rows" else x.a.size[-2]
     few = _few_rows(problem, device, rows, max(1, -(-panels // threads)))
-    packed = _INT8_MANY_ROWS if problem.accumulator == torch.int32 else _MANY_ROWS if rows <= _ROWS_OF_COLUMNS else _MOST_ROWS
+    spills = _makes_pairs(problem, device) and x.a.size[-2] * problem.k * problem.a.dtype.itemsize > _CACHED_A_BYTES
+    packed = _INT8_MANY_ROWS if problem.accumulator == torch.int32 else _MOST_ROWS if spills else _MANY_ROWS
     in_place = _MANY_ROWS_IN_PLACE if problem.prepacked else ()
     many = _shared_out((*in_place, *packed), max(1, panels // (_TASKS_PER_THREAD * threads)))
     if everything:
@@ -219,7 +219,7 @@ def _few_rows(problem: Problem, device: DeviceInfo, rows: int, most: int) -> lis
         found: Sequence[Blocking] = _FEW_ROWS_PREPACKED
     elif problem.accumulator == torch.int32:
         found = _INT8_FEW_ROWS
-    elif pairs(_FEW_ROWS_PAIRS[0], problem, device) and problem.widens_b and rows >= _LEAST_ROWS_PAIRS[problem.encoding]:
+    elif _makes_pairs(problem, device) and rows >= _LEAST_ROWS_PAIRS[problem.encoding]:
         found = _FEW_ROWS_PAIRS
     else:
         found = _FEW_ROWS_NARROW if problem.b.dtype.itemsize == 1 else _FEW_ROWS
