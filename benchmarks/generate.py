@@ -12,6 +12,8 @@ a step takes beyond ``busy_us``, the time of its kernels, the GPU waits for the 
 
 ``compile`` and the ways that end with ``+compile`` compile the whole forward, prompts included. They only serve to compare the
 time to the first token, and generate two tokens after the first prompt.
+
+``--clock processor`` counts the processor time of one thread, which other work on the machine hardly changes.
 """
 
 from __future__ import annotations
@@ -137,16 +139,19 @@ WAYS: Mapping[str, Prepare] = {
 USUAL = ("transformers", "compile", "optimize", "tune", "int4")
 
 
+CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
+
+
 class Clock(BaseStreamer):
     """Notes when each token arrives."""
 
-    def __init__(self) -> None:
-        self.begun = time.perf_counter()
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now, self.begun = now, now()
         self.seconds: list[float] = []
 
     def put(self, value: torch.Tensor) -> None:  # noqa: ARG002 - given by transformers
         """Note the time. The first call brings the prompt."""
-        self.seconds.append(time.perf_counter() - self.begun)
+        self.seconds.append(self.now() - self.begun)
 
     def end(self) -> None:
         """Do nothing: each token is noted already."""
@@ -188,6 +193,7 @@ class Runner:
     model: PreTrainedModel
     folder: Path
     before_s: float
+    now: Callable[[], float]
     first_call_s: dict[int, float] = field(default_factory=dict)
     first_token_s: float = 0.0
     second_token_s: float = 0.0
@@ -209,7 +215,7 @@ class Runner:
     def generate(self, ids: torch.Tensor, new: int, clock: BaseStreamer | None = None) -> tuple[float, list[int]]:
         """Return the seconds of one call and the new tokens."""
         _wait(ids)
-        begun = time.perf_counter()
+        begun = self.now()
         found = self.model.generate(
             ids,
             max_new_tokens=new,
@@ -219,7 +225,7 @@ class Runner:
             attention_mask=torch.ones_like(ids),
         )
         _wait(ids)
-        return time.perf_counter() - begun, found[0, ids.shape[1] :].tolist()
+        return self.now() - begun, found[0, ids.shape[1] :].tolist()
 
     def trace(self, ids: torch.Tensor, new: int) -> None:
         """Keep the kernels of a decoding step after a prompt, and how long the GPU is busy with them."""
@@ -260,6 +266,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option("--seconds", default=240.0, show_default=True, help="No way begins that may end later.")
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="By default bfloat16 on a GPU and float32 on a CPU.")
+@click.option("--clock", type=click.Choice(list(CLOCKS)), default="wall", show_default=True)
 @click.option("--small", is_flag=True, help="Build a tiny model in float32, with short prompts and few tokens.")
 @click.option("--json", "out", help="Write everything to this file.")
 def main(
@@ -272,17 +279,21 @@ def main(
     seconds: float,
     device: str,
     dtype: str | None,
+    clock: str,
     small: bool,
     out: str | None,
 ) -> None:
     """Compare ways to generate, in one process."""
     torch._dynamo.config.recompile_limit = 1024  # every way compiles the same functions again
     ends = time.monotonic() + seconds
+    if clock == "processor":
+        torch.set_num_threads(1)
     if small:
         layers, prompts, new, rounds = 2, tuple(min(x, 5 + x // 30) for x in prompts), min(new, 6), 1
     info = detect(device)
     model = _built(name, layers, info.torch_device, small, dtype)
     options = {"model": name, "layers": layers, "prompts": prompts, "new": new, "ways": ways, "rounds": rounds, "small": small}
+    options["clock"] = clock
     options["dtype"] = str(model.dtype).removeprefix("torch.")
     report: dict[str, Any] = {"environment": describe_environment(info), "options": options, "ways": {}}
     torch.compile(torch.sin)(torch.ones(4, device=info.torch_device))  # imports of the compiler are no part of a way
@@ -299,7 +310,7 @@ def main(
             begun = time.monotonic()
             place = Path(folder) / way
             shutil.copytree(look_up.parent, place / "kernels" / look_up.parent.name)
-            runners.append(_first_calls(way, copy.deepcopy(model), place, inputs, new))
+            runners.append(_first_calls(way, copy.deepcopy(model), place, inputs, new, CLOCKS[clock]))
             longest = max(longest, time.monotonic() - begun)
         whole = [runner for runner in runners if runner.whole]
         _rounds(whole, inputs, new, rounds)
@@ -336,19 +347,21 @@ def _built(name: str, layers: int, device: torch.device, small: bool, asked: str
     return model.eval()
 
 
-def _first_calls(way: str, model: PreTrainedModel, folder: Path, inputs: Sequence[torch.Tensor], new: int) -> Runner:
+def _first_calls(
+    way: str, model: PreTrainedModel, folder: Path, inputs: Sequence[torch.Tensor], new: int, now: Callable[[], float]
+) -> Runner:
     """Prepare a way and make its first call of each prompt, with cold compilers."""
     from torch._inductor.utils import fresh_cache  # noqa: PLC0415 - takes seconds to import
 
     torch._dynamo.pgo.reset_code_state()  # sizes that another way met are not dynamic here
-    runner = Runner(name=way, model=model, folder=folder, before_s=0.0)
+    runner = Runner(name=way, model=model, folder=folder, before_s=0.0, now=now)
     with runner.caches(), fresh_cache():
-        begun = time.perf_counter()
+        begun = now()
         WAYS[way](model, inputs[0])
         _wait(inputs[0])
-        runner.before_s = time.perf_counter() - begun
+        runner.before_s = now() - begun
         for ids in inputs if runner.whole else inputs[:1]:
-            clock = Clock() if ids is inputs[0] else None
+            clock = Clock(now) if ids is inputs[0] else None
             length = ids.shape[1]
             runner.first_call_s[length], runner.tokens[length] = runner.generate(ids, new if runner.whole else 2, clock)
             if clock is not None:

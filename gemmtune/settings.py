@@ -48,7 +48,7 @@ class Settings:
     """True runs torch, with a warning, if no valid choice remains. False raises NoValidChoicesError instead."""
     tune: Tune = "on_miss"
     """``on_miss`` tunes the first call on a new problem, ``never`` uses the store or torch, ``force`` measures again. ``predict``
-    verifies likely choices for every M of a new weight, and measures nothing."""
+    verifies likely choices for every M of a new weight, and times only floats on a CPU."""
     rows: kinds.Rows = "shared"
     """``shared`` serves a call with a new number of rows (M) from the table of its range. Without a table it uses the choice
     tuned for the nearest M. It tunes nothing. ``exact`` tunes each M separately."""

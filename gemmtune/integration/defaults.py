@@ -90,13 +90,13 @@ def _classes(model: nn.Module) -> dict[DeviceInfo, list[RowClass]]:
 
 
 def _problems(model: nn.Module) -> Iterator[tuple[Problem, DeviceInfo]]:
-    """Yield the product of each layer on a GPU, and of quantized layers and experts on a CPU, with some rows, and their device."""
+    """Yield the product of each layer, and of quantized experts on a CPU, with some rows, and their device."""
     for module in model.modules():
         for weight in module._parameters.values() if is_experts(module) else (module._parameters.get("weight"),):
             if not isinstance(weight, torch.Tensor) or isinstance(weight, nn.UninitializedParameter) or weight.dim() not in (2, 3):
                 continue
-            is_few_bits, on_cpu = isinstance(weight, QuantizedWeight), weight.device.type == "cpu"
-            if not weight.is_cuda and not (is_few_bits and on_cpu):
+            on_cpu = weight.device.type == "cpu"
+            if not weight.is_cuda and not on_cpu:
                 continue
             with torch.no_grad():
                 problem = _quantized(weight) if isinstance(weight, QuantizedWeight) else _dense(module, weight)
@@ -127,7 +127,7 @@ def _dense(module: nn.Module, weight: torch.Tensor) -> Problem | None:
 
 
 def _has_table(rows_class: RowClass, device: DeviceInfo, current: Settings) -> bool:
-    """Return True for a measured table, and for a default one of the same origin as a new one.
+    """Return True for a measured table, and for a default one of the same origin as a new one, timed without disturbance if at all.
 
     A plan has the table of either timing of kernels. ``in_models`` imports Inductor to know which comes first, so it comes last.
     """
@@ -140,4 +140,4 @@ def _has_table(rows_class: RowClass, device: DeviceInfo, current: Settings) -> b
         return True
     if lost := known.lost(device, current):
         log.info("%s: the stored table is made again: %s", rows_class, lost)
-    return not lost and known.table.origin == origin_for(rows_class, device)
+    return not lost and not known.table.disturbed and known.table.origin == origin_for(rows_class, device)

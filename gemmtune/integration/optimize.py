@@ -47,7 +47,8 @@ def optimize(
 
     The forward of every ``nn.Linear``, including block-sparse ones, and of HF's Conv1D looks up the pick. Parameters,
     ``state_dict``, hooks and types do not change. Later compilations by ``torch.compile`` include our pass. Only ``tune`` and ``m``
-    tune. Elsewhere a problem without a pick runs by torch, or a default kernel of a quantized weight, which is verified now.
+    tune. Elsewhere a problem without a pick runs by torch or a default kernel, which is verified now (and timed if it is a float
+    one on a CPU).
 
     Args:
         model: any module.

@@ -242,3 +242,16 @@ def with_groups(problem: Problem, groups: int) -> Problem:
         if (layout := getattr(problem, name)) is not None
     }
     return dataclasses.replace(problem, **changed)
+
+
+def with_columns(problem: Problem, columns: int) -> Problem:
+    """Return a product without groups with fewer columns: those of packed row-major or column-major operands."""
+
+    def fewer(layout: Layout) -> Layout:
+        size = (*layout.size[:-1], columns) if layout.size[-1] == problem.n else layout.size
+        stride = tuple(columns if s == problem.n and dim != len(size) - 1 else s for dim, s in enumerate(layout.stride))
+        return dataclasses.replace(layout, size=size, stride=stride)
+
+    roles = ("b", "scale_b", "zero_b", "inp", "out")
+    changed: dict[str, Any] = {name: fewer(x) for name in roles if (x := getattr(problem, name)) is not None}
+    return dataclasses.replace(problem, **changed)

@@ -1,13 +1,18 @@
-"""Tables for weights that nobody tuned: no time is measured here, and every choice is verified here first.
+"""Tables for weights that nobody tuned. Every choice is verified here first, and only those of floats on a CPU are timed.
 
 Where the shipped predictor knows the GPU and the kind of weight, it chooses. Elsewhere a rule serves weights of 4 or 8 bits: torch
 has no product of them, and dequantizing the whole weight in each call takes longer than the product itself up to some 500 rows.
 """
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Generator, Sequence
+import math
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from ..choice import Choice
 from ..device import DeviceInfo
@@ -18,11 +23,12 @@ from .precompile import Compilation
 from .predicted import ROWS, Gains, baseline_of, kept_kernels, likely_gains, offered_by, ordered
 from .predictor import shipped_predictor
 from .progress import Progress
-from .proof import legal_runs
+from .proof import PROVED_ROWS, legal_runs, narrow
 from .range_work import Work, segment_of
 from .ranges import proved
 from .segments import DEFAULT, Segment, Table, merged
 from .shipped import shipped_for
+from .timed import BUDGET_S, contenders_of, is_timed, largest_first, timed_orders
 
 FEW_ROWS = ("cuda:skinny", "triton:mixed_words")
 SOME_ROWS = ("cuda:wgmma", "triton:mixed_words")
@@ -46,12 +52,22 @@ up to 128, 0.53 at up to 512 and 0.84 above, over four weights of 2048 x 6144 to
 """
 
 
-RULE_ON_CPU: tuple[tuple[int, tuple[str, ...]], ...] = (*((rows, ("cpp:",)) for rows in (1, 4, 16, 32, 64)), (8192, ()))
-"""The rule for a CPU. One compiled kernel serves all weights of a kind and dtype, and dequantizes while it multiplies.
+RULE_ON_CPU: tuple[tuple[int, tuple[str, ...]], ...] = tuple((m, ("cpp:",)) for m in (1, 4, 7, 15, 32, 64, 256, 1024, 8192))
+"""The rule for a CPU. Two compiled kernels serve all weights of a kind and dtype: one dequantizes while it multiplies few rows, one
+while it packs a part of the weight for more.
 
-Compared with dequantizing and torch's product it is 4 to 59 times as fast at 1 row, 8 to 15 times at 16 and 1.0 to 2.4 times at 64,
-over int4 and int8 in bfloat16 and float32, 2048 x 2048, one core with AVX-512. At 256 rows it is 0.5 to 1.7 times as fast.
+Compared with torch's product of a bfloat16 weight they are 1.1 to 2 times as fast at 16 rows, and 0.9 to 1.2 times at 64 to 2048,
+over int4 and int8, 896 x 4864 and 4096 x 4096, one core with AVX-512 and bfloat16 pairs. With AVX2 alone they are 3 to 4 times as
+fast. Dequantizing before torch's product reaches 0.5 to 0.9 at 512 rows.
 """
+MOST_ROWS_BY_TILES = 64
+MOST_ROWS_OF_FLOAT32 = 1024
+"""Largest M of the rule where torch multiplies by tiles (AMX), which are many times as fast, and for float32 inputs.
+
+torch's product of float32 may be faster than ours, by less than it takes to dequantize the weight.
+"""
+TILES = {torch.bfloat16: "amx_bf16", torch.float16: "amx_fp16"}
+"""CPU flags of tiles, by the dtype of the input."""
 
 
 ROWS_OF_AN_EXPERT = 32
@@ -63,7 +79,7 @@ times as fast.
 """
 
 
-RULED, PREDICTED, SHIPPED = "rule", "predicted", "shipped"
+RULED, PREDICTED, SHIPPED, TIMED = "rule", "predicted", "shipped", "timed"
 """First words of the ``origin`` of a default table."""
 
 
@@ -93,29 +109,69 @@ class Default:
         ends = [(x.name, m) for x in self.segments() for m in (x.lo, x.hi) if not self.work.choices[x.name].baseline]
         return [at for name, m in ends if isinstance(at := self.work.at(name, m), Choice)]
 
-    def table(self) -> Table | None:
+    def table(self, *, torch_alone: bool = False) -> Table | None:
         """Return the table, each choice verified at both ends of its interval and for each kernel, torch's where it begins.
 
-        Without choices that are wrong or cannot be compiled; torch serves the rest, unless excluded. None if only torch is left.
+        Without choices that are wrong or cannot be compiled; torch serves the rest, unless excluded. None if only torch is left,
+        unless ``torch_alone`` makes a table too. On a CPU a choice is verified with PROVED_ROWS and few columns of the weight.
         Raises NoValidChoicesError if torch or every choice fails here, NoWorkerError if no process can be started to verify them.
         """
-        segments = self.segments()
-        if all(self.work.choices[x.name].baseline for x in segments):
+        segments, part = self.segments(), self._part
+        if not torch_alone and all(self.work.choices[x.name].baseline for x in segments):
             return None
-        made = proved(self.work, self.segments, lambda x, _: self._checked(x))
+        made = proved(self.work, self.segments, lambda x, _: self._checked(x), part)
         return dataclasses.replace(made, origin=self.origin)
 
-    def _checked(self, x: Segment) -> tuple[int, ...]:
-        if self.work.rows_class.problem.groups:  # each M has patterns of groups, which take seconds on a CPU
-            return () if self.work.choices[x.name].baseline else tuple(sorted({x.hi, *x.kernels[1:]}))
-        return (x.lo,) if self.work.choices[x.name].baseline else tuple(sorted({x.lo, x.hi, *x.kernels}))
+    @property
+    def _part(self) -> RowClass | None:
+        """The class with fewer columns by which the choices are verified, which takes milliseconds. None: with all of them."""
+        rows_class = self.work.rows_class
+        return narrow(rows_class) if self.work.device.type == "cpu" and not rows_class.problem.groups else None
 
-    def stored(self, store: Store) -> Table | None:
+    def _checked(self, x: Segment) -> tuple[int, ...]:
+        baseline = self.work.choices[x.name].baseline
+        if self.work.rows_class.problem.groups:  # each M has patterns of groups, which take seconds on a CPU
+            return () if baseline else tuple(sorted({x.hi, *x.kernels[1:]}))
+        rows = {x.lo} if baseline else {x.lo, x.hi, *x.kernels}
+        if self._part is None:
+            return tuple(sorted(rows))
+        few = {min(m, PROVED_ROWS) for m in rows}
+        return tuple(sorted(m for m in few if self.work.rows_class.has(m)))
+
+    def stored(self, store: Store, *, torch_alone: bool = False, disturbed: str = "") -> Table | None:
         """Make the table and store it. It serves until one is measured. Raises what ``table`` does."""
-        table, work = self.table(), self.work
+        table, work = self.table(torch_alone=torch_alone), self.work
         if table is not None:
+            table = dataclasses.replace(table, disturbed=disturbed)
             store.put_ranged(Ranged(key=work.rows_class.key, fingerprint=work.fingerprint, kind=DEFAULT, value=table.to_json()))
         return table
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Default table of one class that is not timed yet. No timing begins after ``ends`` of ``time.monotonic``."""
+
+    work: Work
+    ends: Callable[[], float]
+    _found: dict[int, Sequence[Choice]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def kernels(self) -> list[Choice]:
+        """Return the choices that need kernels."""
+        return [choice for found in self._contenders.values() for choice in found[1:]]
+
+    @property
+    def _contenders(self) -> Mapping[int, Sequence[Choice]]:
+        """The choices that compete at each M. Listing them takes some ten milliseconds."""
+        if not self._found:
+            self._found.update(contenders_of(self.work))
+        return self._found
+
+    def stored(self, store: Store) -> Table | None:
+        """Time the choices and store the table, also of torch alone. None without choices or time. Raises what ``table`` does."""
+        if time.monotonic() > self.ends() or not any(choice.compiled for choice in self.kernels()):
+            return None
+        orders, disturbed = timed_orders(self.work, self._contenders)
+        return Default(self.work, TIMED, orders).stored(store, torch_alone=True, disturbed=disturbed)
 
 
 def origin_for(rows_class: RowClass, device: DeviceInfo) -> str:
@@ -124,7 +180,9 @@ def origin_for(rows_class: RowClass, device: DeviceInfo) -> str:
     known = [f"{predictor.digest}"] if predictor is not None and predictor.knows(problem, device) else []
     if shipped is not None and shipped.has(problem):
         return " ".join([SHIPPED, shipped.digest, *known])
-    return f"{PREDICTED} {known[0]}" if known else RULED if problem.widens_b else ""
+    if known:
+        return f"{PREDICTED} {known[0]}"
+    return RULED if problem.widens_b else TIMED if is_timed(problem) else ""
 
 
 def defaults_for(
@@ -133,16 +191,19 @@ def defaults_for(
     settings: Settings,
     progress: Progress,
     while_compiling: Callable[[], object] = bool,
-) -> Generator[Default, None, None]:
+) -> Generator[Default | Timed, None, None]:
     """Yield the default tables of classes, each once its kernels are compiled. Classes that torch runs by default are left out.
 
     The classes share few kernels, so that those of a model compile within seconds. ``while_compiling`` is called once they do.
     """
     works = {x: Work(x, range(1, ROWS[-1] + 1), device, settings, 0.0, progress) for x in classes if origin_for(x, device)}
+    ends = functools.cache(lambda: time.monotonic() + BUDGET_S)  # from the first timing on
+    timed = [Timed(works.pop(x), ends) for x in largest_first(works)]
     predictor, shipped = shipped_predictor(), shipped_for(device)
     gains = {x: likely_gains(work, predictor, shipped) for x, work in works.items()}
     kept = kept_kernels(list(gains.values()))
-    made = [Default(work, origin_for(x, device), _orders(work, gains[x], kept)) for x, work in works.items()]
+    defaults = [Default(work, origin_for(x, device), _orders(work, gains[x], kept)) for x, work in works.items()]
+    made: list[Timed | Default] = [*timed, *defaults]
     kernels = [x.kernels() for x in made]
     with Compilation(itertools.chain(*kernels), settings) as compilation:
         while_compiling()
@@ -169,9 +230,10 @@ def rule_for(work: Work) -> Sequence[tuple[int, tuple[str, ...]]]:
     groups = work.rows_class.problem.groups
     if work.device.type != "cpu":
         return RULE
-    if not groups:
-        return RULE_ON_CPU
-    return [(rows * groups, names) for rows, names in RULE_ON_CPU if rows <= ROWS_OF_AN_EXPERT or not names]
+    tiles = TILES.get(work.rows_class.problem.dtype) in work.device.isa
+    most = MOST_ROWS_BY_TILES if tiles else MOST_ROWS_OF_FLOAT32 if work.rows_class.problem.dtype == torch.float32 else math.inf
+    most = min(most, ROWS_OF_AN_EXPERT) if groups else most
+    return [(rows * max(groups, 1), names if rows <= most else ()) for rows, names in RULE_ON_CPU]
 
 
 def _ruled(work: Work, m: int) -> list[str]:

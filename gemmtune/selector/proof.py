@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from ..choice import Choice, Status
 from ..device import DeviceInfo
 from ..problem.layout import ALIGNED_BYTES
-from ..problem.rows import RowClass
+from ..problem.rows import RowClass, with_columns
 from ..settings import Settings
 from .accidents import done_by_machine
 from .precompile import precompile
@@ -23,6 +23,8 @@ MOST_EDGES = 3
 """Tile edges checked in each interval, counted from its start."""
 ALIGNMENTS = (0, 1, 2, 4, 8)
 """Offsets from a multiple of 16. Each gives M another largest power of two."""
+PROVED_ROWS, PROVED_COLUMNS = 96, 300
+"""Largest product by which a default choice is verified on a CPU: several tiles in each direction, some of them partial."""
 EVERY_ROW = 48
 """Values of M checked for their kernel at each end of an interval."""
 
@@ -133,6 +135,11 @@ def failures_of(
                 if sample.status is not Status.OK:
                     failed[name] = f"M = {at.problem.m}: {sample.status}: {sample.reason}"
     return failed
+
+
+def narrow(rows_class: RowClass, columns: int = PROVED_COLUMNS) -> RowClass:
+    """Return the class with the first columns of its weight."""
+    return rows_class if columns >= rows_class.problem.n else RowClass(problem=with_columns(rows_class.problem, columns))
 
 
 def tile_rows(choice: Choice) -> int | None:

@@ -269,8 +269,12 @@ def proved(
     work: Work,
     intervals: Callable[[], Sequence[Segment]],
     rows_of: Callable[[Segment, random.Random], tuple[int, ...]] | None = None,
+    part: RowClass | None = None,
 ) -> Table:
-    """Return the table of ``intervals``, with each choice proved at ``rows_of``. Exclude wrong choices, and repeat."""
+    """Return the table of ``intervals``, with each choice proved at ``rows_of``. Exclude wrong choices, and repeat.
+
+    ``part`` is the class with fewer columns in whose place the choices are verified.
+    """
     rows_of = rows_of or _checked(work)
     while True:
         segments = [with_kernels(work, x) for x in intervals()]
@@ -281,7 +285,7 @@ def proved(
         jobs = [(work.choices[x.name], rows) for x, rows in zip(segments, checked, strict=True)]
         work.progress.stage("prove", 0, len(jobs))
         work.close()
-        failed = uncompiled(work, segments) or failures_of(jobs, work.rows_class, work.device, work.settings)
+        failed = uncompiled(work, segments) or failures_of(jobs, part or work.rows_class, work.device, work.settings)
         work.progress.stage("prove", len(jobs), len(jobs))
         if not failed:
             proved = (dataclasses.replace(x, checked=rows) for x, rows in zip(segments, checked, strict=True))

@@ -22,7 +22,7 @@ TABLE = "segments"
 INVARIANT = "invariant"
 DEFAULT = "default"
 """Kinds of records: the fastest choice of each interval, the fastest of one reduction class (the bits of a row do not depend on its
-batch), and choices by rule, which were verified and not measured."""
+batch), and choices that were verified without a tuning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Table:
     """Ordered segments without overlap. Gaps between them, and Ms beyond them, have no choice. ``seed`` drew the random Ms checked.
     ``disturbed`` says how other work disturbed the measurements; empty if none was seen. ``reduction`` is the class of all choices
     of an INVARIANT table; empty for others. ``origin`` of a table whose times were not measured here says what made it; its first
-    word is ``rule``, ``predicted`` or ``shipped``.
+    word is ``rule``, ``timed``, ``predicted`` or ``shipped``.
 
     Raises:
         InvalidProblemError: there is no segment, one is empty, or two overlap.

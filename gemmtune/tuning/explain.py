@@ -12,7 +12,7 @@ from ..dispatch.ranges import RangePlan, range_plan_for
 from ..errors import DISABLED, InvalidProblemError
 from ..problem import Problem
 from ..selector.candidates import Candidates, candidates_for
-from ..selector.defaults import PREDICTED, RULED, SHIPPED
+from ..selector.defaults import PREDICTED, RULED, SHIPPED, TIMED
 from ..selector.pick import right
 from ..selector.range_result import table_lines
 from ..selector.result import AGAIN, Outcome, busy
@@ -142,6 +142,7 @@ def _trials(candidates: Candidates) -> str:
 _DEFAULT_ORIGINS = {
     RULED: "by the rule for weights of few bits: verified here, not measured",
     PREDICTED: "predicted, verified here, not measured",
+    TIMED: "by the rule for floats on a CPU: verified and timed against torch here, in short rounds",
     SHIPPED: "shipped: measured on another machine with this GPU, verified here",
 }
 """Origins of default tables in words."""

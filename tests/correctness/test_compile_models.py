@@ -63,7 +63,7 @@ def compiled_is_right(build: Callable[[], Any], made: list[Any], folder: Path) -
     linears = sum(isinstance(m, torch.nn.Linear | transformers.pytorch_utils.Conv1D) for m in model.modules())
     taken = [d for d in made if d.taken]
     assert len(taken) >= linears
-    assert not [d for d in made if not d.taken]
+    assert not [d for d in made if not d.taken and "K is 1" not in d.reason]
     assert len(gemmtune.explain(compiled).decisions) == len(made)
 
 

@@ -59,6 +59,11 @@ def mixed(m: int, n: int, k: int, weight: str, **changes: object) -> Problem:
     return Problem.mixed_mm(m, n, k, **values)
 
 
+def activations(arch: str) -> torch.dtype:
+    """Return bfloat16 for the instruction set with pairs of it, which packed weights of 64 columns or more become."""
+    return torch.bfloat16 if arch.endswith("bf16") else torch.float32
+
+
 def every_way(problem: Problem, arch: str):
     """Yield the problem and a configuration for each layout of b: row-major, column-major, prepacked."""
     for letter, prepacked in itertools.product("nt", (False, True)):
@@ -72,7 +77,8 @@ def every_way(problem: Problem, arch: str):
 def assert_exact(problem: Problem, arch: str, *, seed: int = 0, **way: object) -> None:
     a, b, scales, expected = exact_operands(problem, seed)
     got = call(problem, arch, a, b, extra=scales, **way)
-    assert torch.equal(got.double(), expected), f"{problem} {way}: {(got.double() - expected).abs().max()} off"
+    off = (got.double() - expected).abs().max()
+    assert torch.equal(got, expected.to(got.dtype)), f"{problem} {way}: {off} off"
 
 
 @pytest.mark.parametrize(
@@ -85,13 +91,13 @@ def assert_exact(problem: Problem, arch: str, *, seed: int = 0, **way: object) -
 def test_every_bit_pattern_is_read_as_its_number(arch: str, weight: str) -> None:
     """The widest instructions read each weight; the others read one of the six, another one for each commit."""
     k, patterns = 70, every_byte(WEIGHTS[weight][0])
-    problem = mixed(2, 256, k, weight)
+    problem = mixed(2, 256, k, weight, dtype=activations(arch))
     b = patterns.view(torch.uint8).expand(problem.b.size).contiguous().view(patterns.dtype)
-    expected = unpacked(b, problem.encoding).sum(0).expand(2, -1)
+    expected = unpacked(b, problem.encoding).sum(0).expand(2, -1).to(problem.dtype).double()
     count = 0
     for laid_out, way in every_way(problem, arch):
         stored = b if laid_out.b.stride[-1] == 1 else b.view(torch.uint8).t().contiguous().t().view(b.dtype)
-        got = call(laid_out, arch, torch.ones(2, k), stored, kc=32, **way).double()
+        got = call(laid_out, arch, torch.ones(2, k, dtype=problem.dtype), stored, kc=32, **way).double()
         assert torch.equal(got.nan_to_num(nan=0.123), expected.nan_to_num(nan=0.123)), f"{laid_out} {way}"
         assert torch.equal(got.isnan(), expected.isnan())
         count += 1
@@ -105,7 +111,7 @@ def test_every_bit_pattern_is_read_as_its_number(arch: str, weight: str) -> None
 def test_groups_scales_and_zero_points(arch: str, weight: str) -> None:
     """K ends within a group, a block of K ends within another one, and the columns end within a panel."""
     for scales in ("tensor", "column", "group_32", "group_64", "group_128"):
-        for laid_out, way in every_way(mixed(5, 70, 166, weight, scales=scales, zeros=True), arch):
+        for laid_out, way in every_way(mixed(5, 70, 166, weight, dtype=activations(arch), scales=scales, zeros=True), arch):
             assert_exact(laid_out, arch, kc=36, **way)
 
 
@@ -123,7 +129,7 @@ def test_full_panels_of_every_height(arch: str) -> None:
 @pytest.mark.parametrize("scale_dtype", [torch.float32, None], ids=["float32-scales", "own-scales"])
 def test_activations_of_16_bits(arch: str, dtype: torch.dtype, scale_dtype: torch.dtype | None) -> None:
     for m, weight in ((1, "int4"), (20, "int4")):
-        problem = mixed(m, 40, 96, weight, dtype=dtype, scales="group_32", zeros=True, scale_dtype=scale_dtype)
+        problem = mixed(m, 70, 96, weight, dtype=dtype, scales="group_32", zeros=True, scale_dtype=scale_dtype)
         for laid_out, way in every_way(problem, arch):
             a, b, scales, expected = exact_operands(laid_out, 3)
             got = call(laid_out, arch, a, b, extra=scales, **way)
@@ -134,7 +140,7 @@ def test_activations_of_16_bits(arch: str, dtype: torch.dtype, scale_dtype: torc
 @pytest.mark.parametrize("k", rotated([2, 4, 30, 32, 34, 62, 64, 66, 126, 130, 258], 2, "remainders"))
 def test_every_remainder_of_k(arch: str, k: int) -> None:
     for m in (1, 17):
-        for laid_out, way in every_way(mixed(m, 33, k, "int4", scales="group_32", zeros=True), arch):
+        for laid_out, way in every_way(mixed(m, 97, k, "int4", dtype=activations(arch), scales="group_32", zeros=True), arch):
             assert_exact(laid_out, arch, kc=1000, **way)
 
 
@@ -164,14 +170,14 @@ def test_a_column_major_or_narrow_result(arch: str, weight: str) -> None:
 @on_each_isa
 def test_zero_points_end_with_k(arch: str) -> None:
     """An infinite scale turns a padding zero into NaN, which must not reach a result."""
-    problem = mixed(2, 36, 50, "int8", scales="group_32", zeros=True)
-    scale, zero = torch.full((2, 36), 1.0), torch.full((2, 36), 0.0)
+    problem = mixed(2, 68, 51, "int8", dtype=activations(arch), scales="group_32", zeros=True)
+    scale, zero = torch.full((2, 68), 1.0, dtype=problem.dtype), torch.full((2, 68), 0.0, dtype=problem.dtype)
     scale[1, 5], scale[1, 7] = float("inf"), -float("inf")
-    b = torch.ones(50, 36, dtype=torch.int8)
+    b = torch.ones(51, 68, dtype=torch.int8)
     for laid_out, way in every_way(problem, arch):
         stored = b if laid_out.b.stride[-1] == 1 else b.t().contiguous().t()
-        got = call(laid_out, arch, torch.ones(2, 50), stored, extra=(scale, zero), **way)
-        expected = torch.full((2, 36), 50.0)
+        got = call(laid_out, arch, torch.ones(2, 51, dtype=problem.dtype), stored, extra=(scale, zero), **way)
+        expected = torch.full((2, 68), 51.0, dtype=problem.dtype)
         expected[:, 5], expected[:, 7] = float("inf"), -float("inf")
         assert torch.equal(got, expected), f"{laid_out} {way}"
 

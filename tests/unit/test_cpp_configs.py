@@ -75,11 +75,13 @@ def test_offers_are_legal_with_distinct_names(
 
 
 def test_bfloat16_pairs_need_a_cpu_instruction_and_a_matching_b() -> None:
-    bf16, without = torch.bfloat16, dataclasses.replace(preset("avx512"), isa=("avx512f",))
+    bf16, f32, without = torch.bfloat16, torch.float32, dataclasses.replace(preset("avx512"), isa=("avx512f",))
     for problem, pairs in (
         (mm(512, 512, 512, dtype=bf16), True),
         (mm(512, 512, 512, dtype=torch.float16), False),
-        (Problem.mixed_mm(512, 512, 512, dtype=bf16, device_type="cpu"), False),
+        (Problem.mixed_mm(512, 512, 512, dtype=bf16, device_type="cpu"), True),
+        (Problem.mixed_mm(512, 512, 512, dtype=torch.float16, device_type="cpu"), False),
+        (Problem.mixed_mm(512, 32, 512, dtype=bf16, device_type="cpu"), False),
     ):
         found = offers(problem).choices
         assert {choice.vnni for choice in found} == {pairs}
@@ -88,6 +90,8 @@ def test_bfloat16_pairs_need_a_cpu_instruction_and_a_matching_b() -> None:
         assert not any(choice.vnni for choice in BACKEND.enumerate(problem, without, settings.current()).choices)
     rows = offers(mm(8, 512, 512, dtype=bf16, layout="nn")).choices
     assert {choice.config.direct: choice.vnni for choice in rows} == {True: False, False: True}
+    weights = offers(Problem.mixed_mm(4, 512, 512, dtype=bf16, scales="column", device_type="cpu")).choices
+    assert {(c.config.mode == "dots", c.vnni, c.claims.weights) for c in weights} == {(True, False, f32), (False, True, bf16)}
     packed = offers(mm(8, 512, 512, dtype=bf16, prepacked=True)).choices[0]
     assert packed.packed_format == "cpp_bf16x2_nr32"
     assert packed.claims.splits == -(-512 // (2 * packed.config.kc))

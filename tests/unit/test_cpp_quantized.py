@@ -80,7 +80,7 @@ def test_names_and_sources_show_the_byte_instructions() -> None:
         assert plain.compile_key != bytewise.compile_key
         assert set(bytewise.source.flags) - set(plain.source.flags) == {"-mavx512vnni" if arch == "avx512" else "-mavxvnni"}
     assert not uses_vnni(problem, with_vnni("portable"))
-    assert not uses_vnni(problems(64, 64, 64)[2], with_vnni("avx512"))
+    assert not uses_vnni(problems(64, 64, 64)[2], with_vnni("avx512"), dots=True)
 
 
 def test_numbers_in_a_step() -> None:
@@ -119,7 +119,8 @@ def test_claims() -> None:
     fused = dataclasses.replace(sums, epilogue=trace(torch.relu, torch.float32, ()), out=Layout.contiguous((16, 64), torch.float32))
     assert offers(fused, preset("avx512")).choices[0].claims.epilogue_input == torch.float32
     assert claims[plain].weights is None
-    assert claims[scaled_columns].weights == torch.float32
+    assert claims[scaled_columns].weights == torch.bfloat16
+    assert offers(scaled_columns, preset("avx2")).choices[0].claims.weights == torch.float32
     assert claims[blocks].weights is None
     assert claims[blocks].accumulate == torch.float32
 

@@ -189,6 +189,7 @@ def test_processes_start_first_and_inductor_is_imported_while_kernels_compile(mo
 @pytest.mark.parametrize("kind", ["int4", "int8"])
 def test_a_quantized_model_on_a_cpu_runs_by_the_rule_where_few_rows_meet_a_weight(kind, monkeypatch):
     monkeypatch.setattr(defaults, "RULE_ON_CPU", RULE)
+    monkeypatch.setattr(defaults, "MOST_ROWS_OF_FLOAT32", 64)
     ran = Counter()
     run = eager.Bound.run
     monkeypatch.setattr(eager.Bound, "run", lambda self, *x: ran.update([self.pick.plan.choice.backend]) or run(self, *x))
@@ -212,6 +213,23 @@ def test_a_quantized_model_on_a_cpu_runs_by_the_rule_where_few_rows_meet_a_weigh
     weight = model[0].weight
     given = {"scale_b": weight.scales, "encoding": weight.encoding}
     assert "by the rule" in str(gemmtune.explain("mixed_mm", inputs[1], weight.tensor, **given))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "isa", "most"),
+    [
+        (torch.bfloat16, ("avx512_bf16",), 8192),
+        (torch.float16, (), 8192),
+        (torch.float32, ("amx_bf16",), defaults.MOST_ROWS_OF_FLOAT32),
+        (torch.bfloat16, ("amx_bf16",), defaults.MOST_ROWS_BY_TILES),
+    ],
+    ids=str,
+)
+def test_torch_runs_many_rows_where_its_product_is_faster(dtype, isa, most, monkeypatch):
+    monkeypatch.setattr(defaults, "RULE_ON_CPU", RULE)
+    problem = Problem.mixed_mm(16, 64, 64, dtype=dtype, scales="column", device_type="cpu")
+    work = dataclasses.replace(_work(row_classes(problem)[0]), device=dataclasses.replace(detect("cpu"), isa=isa))
+    assert max(m for m, names in defaults.rule_for(work) if names) == most
 
 
 def test_without_a_compiler_torch_runs_a_quantized_model_on_a_cpu(monkeypatch, tmp_path):

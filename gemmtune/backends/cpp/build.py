@@ -16,9 +16,9 @@ from ...problem import Problem
 from ...problem.dtypes import dtype_info
 from ...toolchain.prepared import HostFunction
 from .compiler import Compilable
-from .configs import Config, refusal
+from .configs import Config, pairs, refusal
 from .library import SourceChoice
-from .operands import VECTOR_BYTES, divided, numbers_per_step, oriented, sides, uses_vnni
+from .operands import VECTOR_BYTES, divided, numbers_per_step, oriented, sides
 from .plan import Plan, block_of_k, make_plan, packed_shape
 from .source import Source
 
@@ -50,8 +50,11 @@ class CppChoice(SourceChoice):
 
     @classmethod
     def of(cls, config: Config, problem: Problem, device: DeviceInfo) -> Self:
-        """Return the choice of ``config``. Sums use the accumulator's dtype, weights are scaled first, pairs flush subnormals."""
-        accumulator, vnni = problem.accumulator, uses_vnni(problem, device, direct=config.direct)
+        """Return the choice of ``config``. Sums use the accumulator's dtype, and weights are scaled first.
+
+        Pairs round scaled weights to bfloat16 and flush subnormals.
+        """
+        accumulator, vnni = problem.accumulator, pairs(config, problem, device)
         terms = config.kc * numbers_per_step(accumulator, device.arch, vnni=vnni)
         return cls(
             name=name_of(config, problem, device),
@@ -61,7 +64,7 @@ class CppChoice(SourceChoice):
                 accumulate=accumulator,
                 epilogue_input=problem.epilogue_dtype if problem.epilogue else accumulator,
                 splits=max(1, -(-problem.k // terms)),
-                weights=torch.float32 if problem.widens_b and problem.scale_b is not None else None,
+                weights=(torch.bfloat16 if vnni else torch.float32) if problem.widens_b and problem.scale_b is not None else None,
                 flush_subnormals=vnni and accumulator == torch.float32,
                 reduction=reduction_for(problem, config, device.arch, vnni=vnni),
             ),
@@ -158,7 +161,7 @@ def name_of(config: Config, problem: Problem, device: DeviceInfo) -> str:
     """Return the choice's name: ``cpp:avx512_14x32_columns_kc512_t8x1_direct`` or ``cpp:grouped_avx512_14x32_dots_kc512_t8x1``."""
     tile = f"{config.mr}x{config.nr(device.arch, problem.accumulator)}"
     several = "vnni" if problem.accumulator == torch.int32 else "bf16"
-    isa = f"{device.arch}{several * uses_vnni(problem, device, direct=config.direct)}"
+    isa = f"{device.arch}{several * pairs(config, problem, device)}"
     groups = {"": "", "rows": "grouped_", "terms": "grouped_k_"}[divided(problem)]
     name = f"{NAME}:{groups}{isa}_{tile}_{config.mode}_kc{config.kc}_t{config.task_m}x{config.task_n}"
     return f"{name}_direct" if config.direct else name

@@ -103,7 +103,7 @@ def _refused_reading(config: Config, problem: Problem, device: DeviceInfo) -> st
     """Return why the config cannot read the operands, or None."""
     nr = config.nr(device.arch, problem.accumulator)
     x = oriented(problem, nr)
-    packed_bytes = x.a.size[-2] * _steps(problem, device, config.direct) * problem.accumulator.itemsize
+    packed_bytes = x.a.size[-2] * _steps(problem, device, config) * problem.accumulator.itemsize
     if problem.groups and config.mode == "steps":
         return "grouped products need mode columns or dots"
     if problem.divides_terms and config.mode == "dots":
@@ -124,8 +124,18 @@ def _refused_reading(config: Config, problem: Problem, device: DeviceInfo) -> st
     return None
 
 
-def _steps(problem: Problem, device: DeviceInfo, direct: bool) -> int:
-    vnni = uses_vnni(problem, device, direct=direct)
+def pairs(config: "Config | Blocking", problem: Problem, device: DeviceInfo) -> bool:
+    """Return True if the kernel of a config multiplies and adds several numbers at once (``uses_vnni``)."""
+    return uses_vnni(problem, device, direct=config.direct, dots=config.mode == "dots")
+
+
+def _makes_pairs(problem: Problem, device: DeviceInfo) -> bool:
+    """Return True if packing makes pairs of a narrow weight."""
+    return problem.widens_b and uses_vnni(problem, device)
+
+
+def _steps(problem: Problem, device: DeviceInfo, config: "Config | Blocking") -> int:
+    vnni = pairs(config, problem, device)
     return -(-problem.k // numbers_per_step(problem.accumulator, device.arch, vnni=vnni))
 
 
@@ -151,6 +161,10 @@ _WIDE_NARROW_IN_PLACE = (
 _PACKED = (Blocking("columns", 512, 8, 1), Blocking("columns", 256, 8, 4), Blocking("columns", 128, 8, 1))
 _FEW_ROWS = (*_DOTS, *_WIDE_IN_PLACE, *_IN_PLACE, *_PACKED)
 _FEW_ROWS_NARROW = (*_DOTS, *_WIDE_NARROW_IN_PLACE, *_IN_PLACE, *_PACKED)
+_FEW_ROWS_PAIRS = (_PACKED[2], _PACKED[1], _PACKED[0], *_DOTS, *_WIDE_NARROW_IN_PLACE)
+"""Blockings for weights of 8 and 4 bits that packing makes pairs of bfloat16."""
+_LEAST_ROWS_PAIRS = {"": 16, "int4": 8, "uint4": 8}
+"""Fewest rows for which these are faster than dot products, by encoding."""
 _FEW_ROWS_PREPACKED = (
     Blocking("columns", 4096, 8, 1, True), Blocking("columns", 512, 8, 1, True), Blocking("columns", 256, 8, 2, True),
     Blocking("columns", 1024, 8, 4, True),
@@ -160,6 +174,9 @@ _MANY_ROWS = (
     Blocking("steps", 1024, 8, 4), Blocking("columns", 256, 16, 2), Blocking("steps", 256, 4, 2),
 )  # fmt: skip
 """Blockings that pack a and b, for products that use the copies often enough."""
+_MOST_ROWS = (_MANY_ROWS[3], _MANY_ROWS[1], _MANY_ROWS[0], _MANY_ROWS[2], *_MANY_ROWS[4:])
+_CACHED_A_BYTES = 12 << 20
+"""The same for pairs of narrow weights if a packed copy of a has more than these bytes: it leaves the caches while b passes by."""
 _MANY_ROWS_IN_PLACE = (
     Blocking("columns", 1024, 8, 4, True), Blocking("steps", 512, 16, 4, True), Blocking("columns", 512, 16, 2, True),
     Blocking("steps", 256, 4, 2, True),
@@ -185,22 +202,25 @@ def blockings(problem: Problem, device: DeviceInfo, mr: int, nr: int, *, everyth
     """Return candidate blockings, most promising first. Some may be illegal for the problem."""
     x = oriented(problem, nr)
     panels, threads = -(-x.b.size[-1] // nr), max(device.threads, 1)
-    few = _few_rows(problem, max(1, -(-panels // threads)))
-    packed = _INT8_MANY_ROWS if problem.accumulator == torch.int32 else _MANY_ROWS
+    rows = -(-problem.m // problem.groups) if divided(problem) == "rows" else x.a.size[-2]
+    few = _few_rows(problem, device, rows, max(1, -(-panels // threads)))
+    spills = _makes_pairs(problem, device) and x.a.size[-2] * problem.k * problem.a.dtype.itemsize > _CACHED_A_BYTES
+    packed = _INT8_MANY_ROWS if problem.accumulator == torch.int32 else _MOST_ROWS if spills else _MANY_ROWS
     in_place = _MANY_ROWS_IN_PLACE if problem.prepacked else ()
     many = _shared_out((*in_place, *packed), max(1, panels // (_TASKS_PER_THREAD * threads)))
     if everything:
         return [*few, *many, *_every_blocking()]
-    rows = -(-problem.m // problem.groups) if divided(problem) == "rows" else x.a.size[-2]
     return [*few, *many[:2]] if rows <= _FEW_PANELS * mr else many
 
 
-def _few_rows(problem: Problem, most: int) -> list[Blocking]:
-    """Return blockings for few rows, with at most ``most`` panels of b per task so that every thread has work."""
+def _few_rows(problem: Problem, device: DeviceInfo, rows: int, most: int) -> list[Blocking]:
+    """Return blockings for few ``rows``, with at most ``most`` panels of b per task so that every thread has work."""
     if problem.prepacked:
         found: Sequence[Blocking] = _FEW_ROWS_PREPACKED
     elif problem.accumulator == torch.int32:
         found = _INT8_FEW_ROWS
+    elif _makes_pairs(problem, device) and rows >= _LEAST_ROWS_PAIRS[problem.encoding]:
+        found = _FEW_ROWS_PAIRS
     else:
         found = _FEW_ROWS_NARROW if problem.b.dtype.itemsize == 1 else _FEW_ROWS
     return _shared_out(found, most)
@@ -225,7 +245,7 @@ def configs(problem: Problem, device: DeviceInfo, search: Search) -> tuple[Confi
     for mr, nv in tiles if search == "exhaustive" else tiles[:1]:
         nr = nv * VECTOR_BYTES[device.arch] // problem.accumulator.itemsize
         for blocking in blockings(problem, device, mr, nr, everything=search == "exhaustive"):
-            steps = _steps(problem, device, blocking.direct)
+            steps = _steps(problem, device, blocking)
             # Shrink ``kc`` so that all blocks of K have about equal length.
             kc = -(-steps // max(1, -(-steps // blocking.kc)))
             found[Config(mr=mr, nv=nv, **(asdict(blocking) | {"kc": max(1, kc)}))] = None

@@ -13,6 +13,8 @@ Groups = Literal["", "rows", "terms"]
 """Dimension of a product that groups divide, or "" without groups."""
 VECTOR_BYTES = {"avx512": 64, "avx2": 32, "portable": 16}
 EVERYTHING = 48
+WIDEST_PANEL = 64
+"""Columns of a result that no micro-tile exceeds, so that the product is not computed transposed for being narrow."""
 _VNNI_FLAGS = {torch.int32: {"avx512": "avx512_vnni", "avx2": "avx_vnni"}, torch.float32: {"avx512": "avx512_bf16"}}
 """Linux CPU flags for multiply-adds of bytes or bfloat16 pairs, keyed by accumulator dtype and instruction set."""
 
@@ -85,9 +87,14 @@ def scale_words(problem: Problem) -> tuple[ScaleWords, ...]:
     return tuple(found)
 
 
-def uses_vnni(problem: Problem, device: DeviceInfo, *, direct: bool = False) -> bool:
-    """Return True if the device multiplies and adds such bytes or bfloat16 pairs. ``direct`` rows of b have no pairs."""
+def uses_vnni(problem: Problem, device: DeviceInfo, *, direct: bool = False, dots: bool = False) -> bool:
+    """Return True if the device multiplies and adds such bytes or bfloat16 pairs. ``direct`` rows of b have no pairs.
+
+    Packing a narrow weight makes pairs of it, unless the product is computed transposed. ``dots`` read it in place.
+    """
     pairs = {problem.a.dtype, problem.b.dtype} == {torch.bfloat16} and problem.sparsity is None
+    if problem.widens_b and problem.a.dtype == torch.bfloat16:
+        pairs = not (direct or dots or problem.prepacked) and problem.n >= WIDEST_PANEL and problem.out.stride[-1] == 1
     if problem.accumulator != torch.int32 and (not pairs or (direct and not problem.prepacked)):
         return False
     return _VNNI_FLAGS[problem.accumulator].get(device.arch) in device.isa

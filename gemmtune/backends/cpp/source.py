@@ -152,8 +152,10 @@ def _operand_values(sides: Sequence[Side], scales: Sequence[torch.dtype], source
     ]
     types = [str(side["c_type"]) for side in found]
     narrow = any(name in _NARROW_TYPES.values() for name in types)
-    if source.vnni and sides[0].dtype == torch.bfloat16:
-        found[0]["c_type"] = found[1]["c_type"] = "p16"
+    pairs = source.vnni and source.accumulator == torch.float32
+    if pairs:
+        for side in found:
+            side["c_type"] = "p16" if side["c_type"] == "bf16" else side["c_type"]
     elif source.vnni:
         found[1]["c_type"] = "o8"
     return {
@@ -161,6 +163,7 @@ def _operand_values(sides: Sequence[Side], scales: Sequence[torch.dtype], source
         "b": found[1],
         "sides": found,
         "narrow": narrow,
+        "widened_pairs": pairs and narrow,
         "halves": [name for name in ("i4", "u4") if name in types],
         "scales": [STORAGE_TYPES[dtype] for dtype in scales],
         "t_inp": types[0],
