@@ -103,12 +103,17 @@ def _made(argument: Any, choice: int, tensor: Callable[[], Tensor], *, chosen: b
     return options[choice % len(options)]()
 
 
+NAMED = ("align_as", "align_tensors", "align_to", "refine_names", "rename", "rename_")
+"""Operators of named tensors."""
+
+
 def cases() -> Iterator[Case]:
     """Every place of a tensor in every operator of aten, but those of named tensors, which torch 2.13 no longer has."""
     for whole in sorted(torch._C._dispatch_get_all_op_names()):
         namespace, _, name = whole.partition("::")
         packet, _, overload = name.partition(".")
-        if namespace != "aten" or overload == "using_names" or "dimname" in overload.lower():
+        of_names = packet in NAMED or "name" in overload.lower()
+        if namespace != "aten" or of_names:
             continue
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
         for place, argument in enumerate(operator._schema.arguments):
