@@ -244,3 +244,11 @@ class TestIsolation:
         assert message in done.out
         assert "3 cases executed" in done.out
         assert f"--repro {ids[1]}" in done.out
+
+    @pytest.mark.parametrize("name", ["in_torchs_order", "by_keyword"])
+    def test_the_added_operand_goes_where_the_function_takes_it(self, conformance: Command, name: str) -> None:
+        repeat = [word for m in (3, 5) for word in ("--repro", f"integers:addmm-f32-{m}x4x4-alpha.general")]
+        done = conformance(name, "--device", "cpu", *repeat, isolated=True)
+        assert "2 cases executed" in done.out, done.out
+        assert "1 case of integers: an error is raised" in done.out
+        assert "raised for what it declares: NotImplementedError: three rows" in done.out

@@ -132,6 +132,14 @@ def plain_traits(found: Any) -> Any:
     return as_json() if callable(as_json) else dict(declared)
 
 
+def parameters_of(function: Callable[..., Any]) -> list[list[Any]] | None:
+    """Return the names and kinds of a function's parameters, or None if it has no signature."""
+    try:
+        return [[x.name, int(x.kind)] for x in inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        return None
+
+
 class Torch:
     """torch's own operations, and a call that does nothing."""
 
