@@ -53,9 +53,7 @@ class NoResult(Exception):
 
 def error_text(error: Exception) -> str:
     """Return the type and message of an error, at most MOST_LINES lines. The message of a RemoteError begins with its type."""
-    text = (
-        str(error) if isinstance(error, RemoteError) else f"{type(error).__name__}: {error}"
-    )  # that of another process has its type
+    text = str(error) if isinstance(error, RemoteError) else f"{type(error).__name__}: {error}"
     lines = text.rstrip().splitlines()
     more = [f"… ({len(lines) - MOST_LINES} more lines)"] if len(lines) > MOST_LINES else []
     return "\n".join([*(line.rstrip()[:MOST_WIDE] for line in lines[:MOST_LINES]), *more])
