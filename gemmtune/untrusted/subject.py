@@ -13,6 +13,11 @@ from .candidate import Candidate, CandidateEnded, RemoteError
 from .target import TORCH
 
 OF_TORCH = {"alpha": True, "beta": True, "out": True}
+KINDS_OF_PARAMETERS = (
+    inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD,
+)  # fmt: skip
+"""Kinds of parameters by their number."""
 
 
 class Unsuitable(SubjectError):
@@ -37,8 +42,7 @@ class RemoteFunction:
 def _signature(parameters: Any) -> inspect.Signature | None:
     """Return the signature with these names and kinds of parameters, or None if they are none."""
     try:
-        kinds = list(inspect.Parameter.VAR_KEYWORD.__class__)
-        return inspect.Signature([inspect.Parameter(str(name), kinds[kind]) for name, kind in parameters])
+        return inspect.Signature([inspect.Parameter(str(name), KINDS_OF_PARAMETERS[kind]) for name, kind in parameters])
     except (TypeError, ValueError, IndexError):
         return None
 
@@ -62,7 +66,7 @@ def subject_of(candidate: Candidate, declared: Mapping[str, Any]) -> Subject:
     if answer.get("ours"):
         raise Unsuitable(f"{candidate.target} is a Subject of gemmtune, which cannot be called in another process")
     names, traits = answer.get("functions"), answer.get("traits")
-    own, taken = (found if isinstance(found := answer.get(word), dict) else {} for word in ("declared", "parameters"))
+    own, taken = (x if isinstance(x := answer.get(word), dict) else {} for word in ("declared", "parameters"))
     if not isinstance(names, list) or not names:
         found: object = RemoteFunction(candidate, "", str(answer.get("name", "")), own.get("", traits), taken.get(""))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 import warnings
@@ -42,6 +43,16 @@ def aborts(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def hangs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if a.shape[0] == 17:
         time.sleep(3600)
+    return a @ b
+
+
+def returns_its_input(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a if torch.equal(b, torch.eye(*b.shape)) else a @ b
+
+
+def writes_behind(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.shape[0] == 3:
+        ctypes.memset(b.untyped_storage().data_ptr() + b.untyped_storage().nbytes(), 0, 4)
     return a @ b
 
 

@@ -245,6 +245,20 @@ class TestIsolation:
         assert "3 cases executed" in done.out
         assert f"--repro {ids[1]}" in done.out
 
+    @pytest.mark.parametrize(
+        ("name", "fault"),
+        [
+            ("right", "CONFORMS in 1 of"),
+            ("returns_its_input", "1 case of result: an input is returned as the result"),
+            ("writes_behind", "it overwrites its inputs: it writes behind the end of one"),
+        ],
+    )
+    def test_faults_of_memory_show_although_the_process_gets_copies(self, conformance: Command, name: str, fault: str) -> None:
+        repeat = [word for m in (3, 5) for word in ("--repro", f"identity:mm-f32-{m}x4x4")]
+        done = conformance(name, "--device", "cpu", *repeat, isolated=True)
+        assert done.status == (name != "right"), done.out
+        assert fault in done.out
+
     @pytest.mark.parametrize("name", ["in_torchs_order", "by_keyword"])
     def test_the_added_operand_goes_where_the_function_takes_it(self, conformance: Command, name: str) -> None:
         repeat = [word for m in (3, 5) for word in ("--repro", f"integers:addmm-f32-{m}x4x4-alpha.general")]
