@@ -35,13 +35,14 @@ def stored_table(rows_class: RowClass, machine: str, store: Store, kind: str = T
     try:
         return Table.of(fact), fact.measured_at
     except (StoreError, InvalidProblemError) as error:
-        log.log(logging.DEBUG if rows_class.key in _said else logging.WARNING, "%s: %s", rows_class, error)
-        _said.add(rows_class.key)
+        text = f"{rows_class}: {error}"
+        log.log(logging.DEBUG if text in _said else logging.WARNING, "%s", text)
+        _said.add(text)
         return None
 
 
 _said: set[str] = set()
-"""Keys of classes with an unusable table, which are logged once."""
+"""Messages about unusable tables. Each is a warning once."""
 
 
 def is_usable(fact: Ranged) -> bool:
