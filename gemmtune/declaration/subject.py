@@ -128,19 +128,39 @@ class FunctionSubject(_Wrapped):
         named = getattr(function, "__name__", "")
         super().__init__(name, traits.changed({"ops": [named if named in NAMED_OPS else "mm"]}) if traits.ops is None else traits)
         self._function = function
+        self._check_keywords()
 
     def caller(self, problem: Problem) -> Caller:
         """Return the caller for a problem. The added operand is a keyword, or comes first for a function of torch's order."""
         return caller_of(self._function, problem, self.traits, self.traits.bias_name if self._names_bias else None)
 
-    @functools.cached_property
+    @property
     def _names_bias(self) -> bool:
         """False if the function has no parameter for the added operand's keyword, and thus torch's order of arguments."""
+        return self._takes(self.traits.bias_name)
+
+    def _takes(self, name: str) -> bool:
+        """Return False if the function is known to have no parameter of this name."""
+        return (
+            self._parameters is None or name in self._parameters or any(x.kind is x.VAR_KEYWORD for x in self._parameters.values())
+        )
+
+    @functools.cached_property
+    def _parameters(self) -> Mapping[str, inspect.Parameter] | None:
         try:
-            parameters = inspect.signature(self._function).parameters
+            return inspect.signature(self._function).parameters
         except (TypeError, ValueError):  # built-in functions and callable objects may have no signature
-            return True
-        return self.traits.bias_name in parameters or any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+            return None
+
+    def _check_keywords(self) -> None:
+        """Raise SubjectError if the traits declare a keyword that the function does not take."""
+        adds = any(ROWS[op].operand("inp") is not None for op in self.traits.ops or ())
+        declared = [name for name in ("out", *("alpha", "beta") * adds) if getattr(self.traits, name)]
+        if missing := [name for name in declared if not self._takes(name)]:
+            raise SubjectError(
+                f"{self.name}: declares {', '.join(missing)}, but takes only {', '.join(self._parameters or ())}; add "
+                f"{'that parameter' if len(missing) == 1 else 'these parameters'}, or declare less"
+            )
 
 
 class NamespaceSubject(_Wrapped):

@@ -66,5 +66,5 @@ def by_keyword(a: torch.Tensor, b: torch.Tensor, *, alpha: float, c: torch.Tenso
     return in_torchs_order(c, a, b, alpha=alpha)
 
 
-in_torchs_order.gemm_traits = {"ops": ["addmm"], "dtypes": ["float32"], "alpha": True}  # type: ignore[attr-defined]
+in_torchs_order.gemm_traits = {"ops": ["addmm"], "dtypes": [torch.float32], "alpha": True}  # type: ignore[attr-defined]
 by_keyword.gemm_traits = in_torchs_order.gemm_traits | {"bias_name": "c"}  # type: ignore[attr-defined]

@@ -159,7 +159,8 @@ class TestNarrowing:
         assert done.status == 0
         assert 0 < data["executed"] < data["sample"]["of"]
         assert data["not_run"][0]["reason"] == "not run: the time was over (0.5 s)"
-        assert f"of which {data['sample']['not_run']} were not run in time (0.5 s)" in data["notes"][0]
+        sample = data["sample"]
+        assert f"sampled {sample['cases'] - sample['not_run']} of {sample['of']} cases in 0.5 s, seed 0" in data["notes"][0]
 
 
 class TestReports:
