@@ -16,7 +16,6 @@ import contextlib
 import functools
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -32,7 +31,7 @@ from ..errors import ErrorFromChoice, SubjectError
 from ..problem import Problem
 from ..problem.flags import precision_scope
 from ..problem.fused import BROUGHT
-from .calling import Caller, caller_of
+from .calling import Caller, caller_of, check_keywords, takes
 from .labels import OPS, ROWS, function_of
 from .traits import ATTRIBUTE, Traits
 
@@ -128,39 +127,16 @@ class FunctionSubject(_Wrapped):
         named = getattr(function, "__name__", "")
         super().__init__(name, traits.changed({"ops": [named if named in NAMED_OPS else "mm"]}) if traits.ops is None else traits)
         self._function = function
-        self._check_keywords()
+        check_keywords(self.name, function, self.traits)
 
     def caller(self, problem: Problem) -> Caller:
         """Return the caller for a problem. The added operand is a keyword, or comes first for a function of torch's order."""
         return caller_of(self._function, problem, self.traits, self.traits.bias_name if self._names_bias else None)
 
-    @property
+    @functools.cached_property
     def _names_bias(self) -> bool:
         """False if the function has no parameter for the added operand's keyword, and thus torch's order of arguments."""
-        return self._takes(self.traits.bias_name)
-
-    def _takes(self, name: str) -> bool:
-        """Return False if the function is known to have no parameter of this name."""
-        return (
-            self._parameters is None or name in self._parameters or any(x.kind is x.VAR_KEYWORD for x in self._parameters.values())
-        )
-
-    @functools.cached_property
-    def _parameters(self) -> Mapping[str, inspect.Parameter] | None:
-        try:
-            return inspect.signature(self._function).parameters
-        except (TypeError, ValueError):  # built-in functions and callable objects may have no signature
-            return None
-
-    def _check_keywords(self) -> None:
-        """Raise SubjectError if the traits declare a keyword that the function does not take."""
-        adds = any(ROWS[op].operand("inp") is not None for op in self.traits.ops or ())
-        declared = [name for name in ("out", *("alpha", "beta") * adds) if getattr(self.traits, name)]
-        if missing := [name for name in declared if not self._takes(name)]:
-            raise SubjectError(
-                f"{self.name}: declares {', '.join(missing)}, but takes only {', '.join(self._parameters or ())}; add "
-                f"{'that parameter' if len(missing) == 1 else 'these parameters'}, or declare less"
-            )
+        return takes(self._function, self.traits.bias_name)
 
 
 class NamespaceSubject(_Wrapped):
