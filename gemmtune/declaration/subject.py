@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from ..choice import Claims, Kernel, Scalars, Tensors
-from ..errors import ErrorFromChoice, SubjectError
+from ..errors import ErrorFromChoice, SubjectError, TraitsError
 from ..problem import Problem
 from ..problem.flags import precision_scope
 from ..problem.fused import BROUGHT
@@ -188,7 +188,10 @@ def wrapped(spec: SubjectSpec, found: object) -> Subject:
         return found
     if isinstance(found, type):
         _refuse_class_of_methods(spec.target, found)
-    traits = Traits.of(own if own is not None else {}).changed(declared)
+    try:
+        traits = Traits.of(own if own is not None else {}).changed(declared)
+    except TraitsError as error:
+        raise TraitsError(f"{spec.target}: {error}") from None
     if any(callable(getattr(found, op, None)) for op in OPS):
         return NamespaceSubject(spec.target, found, traits)
     if callable(found):

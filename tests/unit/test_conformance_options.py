@@ -16,7 +16,7 @@ from gemmtune import cli
 from gemmtune.conformance.cases.scope import Level
 from gemmtune.conformance.option_table import LEVELS, OPTIONS, as_typed
 from gemmtune.conformance.options import RunOptions, declared_by
-from gemmtune.declaration.subject import FunctionSubject
+from gemmtune.declaration.subject import FunctionSubject, SubjectSpec, wrapped
 from gemmtune.declaration.traits import Traits
 from gemmtune.errors import ConformanceError, SubjectError, TraitsError
 
@@ -100,6 +100,15 @@ def test_declares_any_value_or_says_what_it_expects(field: str) -> None:
 def test_declarations_that_are_no_mapping_are_refused(declared: Any, got: str) -> None:
     with pytest.raises(TraitsError, match=re.escape(f"declarations: got {got}")):
         Traits.of(declared)
+
+
+def test_an_illegal_declaration_names_its_gemm() -> None:
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a @ b
+
+    product.gemm_traits = {"multiples": 16}  # type: ignore[attr-defined]
+    with pytest.raises(TraitsError, match="mine:product: multiples: got 16, expected three integers for M, N and K, such as"):
+        wrapped(SubjectSpec(target="mine:product"), product)
 
 
 def test_a_declared_keyword_is_one_that_the_function_takes() -> None:
