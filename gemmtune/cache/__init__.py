@@ -148,15 +148,17 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 @functools.cache
 def _place(folder: Path, parts: tuple[str, ...], user: int) -> Place:  # noqa: ARG001 - another user has other rights
     path, missing = folder.joinpath(*parts), ""
+    distrust = why_not_trusted(folder) if os.path.isdir(folder) else None  # of a sticky one, folders below could be trusted
     try:
-        make_private(path)
+        if distrust is None:
+            make_private(path)
     except OSError as error:
         missing = str(error)
-    real = Path(os.path.realpath(path))
+    real = Path(os.path.realpath(path if distrust is None else folder))
     got = f"cache_dir: got {folder}"
     if not os.path.isdir(real):  # False if it cannot be reached
         return Place(folder=real, problem=f"{got}, expected a writable folder ({missing or f'{real} is a file'})")
-    if (distrust := why_not_trusted(real)) is not None:
+    if distrust is not None or (distrust := why_not_trusted(real)) is not None:
         expected = "expected a folder that only this user and root can change, because kernels are loaded from it"
         return Place(folder=real, problem=f"{got}, which is not used, {expected}: {distrust}", lost=True, untrusted=True)
     if os.statvfs(real).f_flag & os.ST_NOEXEC:

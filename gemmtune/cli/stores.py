@@ -24,6 +24,7 @@ from ..selector.range_result import table_lines
 from ..selector.result import Outcome
 from ..selector.segments import INVARIANT, TABLE
 from ..selector.segments import Table as Segments
+from ..selector.stored_tables import is_usable
 from ..selector.text_table import NAMES, TextTable, counted
 from ..store.exchange import to_json
 from ..store.row import Limit, Row, stored_problem
@@ -230,6 +231,8 @@ def prune(older: float | None, dry_run: bool, json_file: str | None) -> None:
 
     def chosen(x: Removable) -> bool:
         if before is not None and x.measured_at < before:
+            return True
+        if isinstance(x, Ranged) and not is_usable(x):
             return True
         return _outdated(x.fingerprint, here) or (isinstance(x, Row) and stored_problem(x.key) is None)
 

@@ -1,13 +1,16 @@
 """The calling convention of a GEMM's function: what it gets by position, and what as keywords."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from ..choice import Scalars, Tensors
+from ..errors import SubjectError
 from ..problem import Problem
 from ..problem.operations import OPTIONS
+from .labels import ROWS
 from .traits import Traits
 
 Caller = Callable[[Tensors, Scalars, torch.Tensor | None], object]
@@ -16,6 +19,25 @@ Caller = Callable[[Tensors, Scalars, torch.Tensor | None], object]
 _MULTIPLIED = ("a", "b", "c", "d")
 _PERMISSIONS = ("fast_accum",)
 """Options that a GEMM may make no use of, and is not asked to take."""
+
+
+def takes(function: Callable[..., object], name: str) -> bool:
+    """Return False if the function is known to have no parameter of this name."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # built-in functions and callable objects may have no signature
+        return True
+    return name in parameters or any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+
+
+def check_keywords(name: str, function: Callable[..., object], traits: Traits) -> None:
+    """Raise SubjectError if the traits declare a keyword that the function does not take."""
+    adds = any(ROWS[op].operand("inp") is not None for op in traits.ops or ())
+    declared = [word for word in ("out", *("alpha", "beta") * adds) if getattr(traits, word)]
+    if missing := [word for word in declared if not takes(function, word)]:
+        taken = ", ".join(inspect.signature(function).parameters)
+        add = "that parameter" if len(missing) == 1 else "these parameters"
+        raise SubjectError(f"{name}: declares {', '.join(missing)}, but takes only {taken}; add {add}, or declare less")
 
 
 def caller_of(function: Callable[..., object], problem: Problem, traits: Traits, added: str | None) -> Caller:

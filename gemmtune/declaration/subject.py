@@ -16,7 +16,6 @@ import contextlib
 import functools
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -28,11 +27,11 @@ from typing import Any
 import torch
 
 from ..choice import Claims, Kernel, Scalars, Tensors
-from ..errors import ErrorFromChoice, SubjectError
+from ..errors import ErrorFromChoice, SubjectError, TraitsError
 from ..problem import Problem
 from ..problem.flags import precision_scope
 from ..problem.fused import BROUGHT
-from .calling import Caller, caller_of
+from .calling import Caller, caller_of, check_keywords, takes
 from .labels import OPS, ROWS, function_of
 from .traits import ATTRIBUTE, Traits
 
@@ -128,6 +127,7 @@ class FunctionSubject(_Wrapped):
         named = getattr(function, "__name__", "")
         super().__init__(name, traits.changed({"ops": [named if named in NAMED_OPS else "mm"]}) if traits.ops is None else traits)
         self._function = function
+        check_keywords(self.name, function, self.traits)
 
     def caller(self, problem: Problem) -> Caller:
         """Return the caller for a problem. The added operand is a keyword, or comes first for a function of torch's order."""
@@ -136,11 +136,7 @@ class FunctionSubject(_Wrapped):
     @functools.cached_property
     def _names_bias(self) -> bool:
         """False if the function has no parameter for the added operand's keyword, and thus torch's order of arguments."""
-        try:
-            parameters = inspect.signature(self._function).parameters
-        except (TypeError, ValueError):  # built-in functions and callable objects may have no signature
-            return True
-        return self.traits.bias_name in parameters or any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+        return takes(self._function, self.traits.bias_name)
 
 
 class NamespaceSubject(_Wrapped):
@@ -192,7 +188,10 @@ def wrapped(spec: SubjectSpec, found: object) -> Subject:
         return found
     if isinstance(found, type):
         _refuse_class_of_methods(spec.target, found)
-    traits = Traits.of(own if own is not None else {}).changed(declared)
+    try:
+        traits = Traits.of(own if own is not None else {}).changed(declared)
+    except TraitsError as error:
+        raise TraitsError(f"{spec.target}: {error}") from None
     if any(callable(getattr(found, op, None)) for op in OPS):
         return NamespaceSubject(spec.target, found, traits)
     if callable(found):

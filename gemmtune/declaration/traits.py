@@ -1,6 +1,7 @@
 """Declarations of a GEMM. The suite tests what is declared, and does not test what is not."""
 
 import dataclasses
+import difflib
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -132,11 +133,19 @@ class Traits:
         for name, words in legal.items():
             _check_words(name, getattr(self, name), tuple(words))
         _check_words("input_mode", (self.input_mode,), ("ieee", "parts", "tf32"))
+        for name in ("reduction", "same_bits", "bias_name"):
+            if not isinstance(getattr(self, name), str):
+                raise TraitsError(f"{name}: got {getattr(self, name)!r}, expected a text")
         if self.reduction:
             try:
                 check_text(self.reduction)
             except InvalidProblemError as error:
                 raise TraitsError(str(error)) from None
+        for name, one in (("blocks", "32x32"), ("sms", 90)):
+            if not isinstance(value := getattr(self, name), tuple | None):
+                raise TraitsError(f"{name}: got {value!r}, expected a list such as {[one]}")
+        for number in self.sms or ():
+            _check_integer("sms", number, 10)
         for text in self.blocks or ():
             if not isinstance(text, str) or not is_sides(text):
                 raise TraitsError(f"blocks: got {text!r}, expected rows x columns of a block, such as 32x32")
@@ -150,8 +159,8 @@ class Traits:
             _check_integer(name, getattr(self, name), least)
         for name, least in (("multiples", 1), ("least", 0)):
             values = getattr(self, name)
-            if len(values) != 3:
-                raise TraitsError(f"{name}: got {values!r}, expected three integers for M, N and K")
+            if not isinstance(values, tuple) or len(values) != 3:
+                raise TraitsError(f"{name}: got {values!r}, expected three integers for M, N and K, such as [16, 16, 16]")
             for value in values:
                 _check_integer(name, value, least)
         for trait in dataclasses.fields(self):
@@ -178,10 +187,14 @@ class Traits:
 
     def changed(self, declared: Mapping[str, Any]) -> "Traits":
         """Return these traits with some replaced by ``declared``, a mapping to plain values with lists for tuples."""
-        known = {trait.name for trait in dataclasses.fields(self)}
-        unknown = sorted(set(declared) - known)
+        if not isinstance(declared, Mapping):
+            raise TraitsError(f"declarations: got {shorter(repr(declared))}, expected a mapping such as {{'dtypes': ['float16']}}")
+        known = sorted(trait.name for trait in dataclasses.fields(self))
+        unknown = sorted(str(name) for name in declared if name not in known)
         if unknown:
-            raise TraitsError(f"traits: got {shorter(', '.join(unknown))}, expected names out of {', '.join(sorted(known))}")
+            near = [f" (did you mean {name}?)" for name in difflib.get_close_matches(unknown[0], known, 1)]
+            got = f"{shorter(', '.join(unknown))}{''.join(near)}"
+            raise TraitsError(f"declarations: got {got}, expected names out of {', '.join(known)}")
         values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in declared.items()}
         values |= {name: _full_names(values[name]) for name in _OF_DTYPES & values.keys()}
         return dataclasses.replace(self, **values)

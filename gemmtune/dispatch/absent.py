@@ -5,6 +5,7 @@ import dataclasses
 from ..choice import Choice, Status
 from ..device import DeviceInfo
 from ..problem import Problem
+from ..problem.rows import RowClass
 from ..selector.candidates import Candidates
 from ..selector.offers import enabled_backends, known_variants, widest_offers_for
 from ..settings import Settings
@@ -15,6 +16,7 @@ from ..warning import warn
 REMEDY = "bring the cache folder of the machine that tuned (gemmtune bundle), or install what is missing and tune again"
 
 _said: list[str] = []
+_outdated: list[str] = []
 
 
 def announce_absent(problem: Problem, reason: str, runs: Choice) -> None:
@@ -50,8 +52,23 @@ def why_absent(row: Row, problem: Problem, device: DeviceInfo, settings: Setting
     missing = next((refusal.reason for refusal in candidates.offers.refusals if refusal.name == row.backend), None)
     if missing is not None:
         return missing
-    alone = dataclasses.replace(settings, backends=(row.backend,))
-    choices = widest_offers_for(problem, device, alone, on_this_machine=False).choices
-    found = known_variants(choices, {row.content_hash}, alone) | {c.content_hash: c for c in choices}
-    choice = found.get(row.content_hash)
+    choice = offered_anywhere(row.content_hash, row.backend, problem, device, settings)
     return choice.obstacle if choice is not None else None
+
+
+def offered_anywhere(content_hash: str, backend: str, problem: Problem, device: DeviceInfo, settings: Settings) -> Choice | None:
+    """Return the choice with this hash that this version of gemmtune offers on some machine, or None."""
+    alone = dataclasses.replace(settings, backends=(backend,), template_min_gemm_size=0)
+    choices = widest_offers_for(problem, device, alone, on_this_machine=False).choices
+    found = known_variants(choices, {content_hash}, alone) | {c.content_hash: c for c in choices}
+    return found.get(content_hash)
+
+
+def announce_outdated(rows_class: RowClass, name: str, remedy: str) -> None:
+    """Warn once in a process that a table is of another version of gemmtune."""
+    if not _outdated:
+        _outdated.append(name)
+        warn(
+            f"{rows_class}: its table is not used, because this version of gemmtune has another {name}. Make it again: {remedy}. "
+            "Other tables may be affected too, without a warning."
+        )

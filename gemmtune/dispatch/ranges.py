@@ -24,7 +24,8 @@ from ..selector.stored_tables import stored_table
 from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
-from .asked import tuned_rows
+from .absent import announce_outdated, offered_anywhere
+from .asked import command, tuned_rows
 from .member import Member, members_of
 
 NEAREST = 2
@@ -32,6 +33,10 @@ NEAREST = 2
 
 Origin = Literal["store", "tuned", "only choice", "range", "default", "nearest", "fallback"]
 """Source of the choice of a plan."""
+
+
+Stored = tuple[Timing, tuple[Table, str]]
+"""A stored table and the time of its measurement, after the timing mode of both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,17 @@ class RangePlan:
                     at = member.choice if isinstance(member.choice, str) else member.choice.at(self.rows_class.at(m), device)
                     if isinstance(at, str) or not at.compiled:
                         return at if isinstance(at, str) else f"the kernel of {x.name} is not in the cache"
+        return ""
+
+    def outdated(self, device: DeviceInfo, settings: Settings) -> str:
+        """Return the name of a measured choice that the settings allow, and that only another version of gemmtune has. Else ""."""
+        enabled = enabled_backends(device, settings)
+        for member, x in self._by_segment:
+            allowed = x.backend in enabled and why_not_named(x.name, x.backend, settings) is None
+            if allowed and x not in self.ruled and not member.found:
+                at = self.rows_class.at(x.sampled_m)
+                if offered_anywhere(x.content_hash, x.backend, at, device, settings) is None:
+                    return x.name
         return ""
 
     def load(self) -> None:
@@ -183,15 +199,29 @@ def range_plan_for(problem: Problem, device: DeviceInfo, settings: Settings) -> 
 
 
 def _made(rows_class: RowClass, device: DeviceInfo, settings: Settings) -> RangePlan | None:
-    """Make the plan by the table of the settings' timing mode, or else by that of the other mode. The rule serves other Ms."""
+    """Make the plan by the table of the settings' timing mode, or else by that of the other mode. The rule serves other Ms.
+
+    A table of another version of gemmtune is as good as none.
+    """
     store = open_store(settings)
 
-    def stored(kind: str) -> tuple[Timing, tuple[Table, str]] | None:
+    def stored(kind: str) -> Stored | None:
         timings = timings_of(settings)
         found = ((timing, stored_table(rows_class, fingerprint_text(device, timing), store, kind)) for timing in timings)
         return next(((timing, table) for timing, table in found if table is not None), None)
 
     measured, rule = stored(kind_of(settings)), None if settings.batch_invariant else stored(DEFAULT)
+    made = _joined(measured, rule, rows_class, device, settings, store)
+    if measured is None or made is None or made.table is None or not (name := made.outdated(device, settings)):
+        return made
+    announce_outdated(rows_class, name, command(rows_class, made.table.hi, batch_invariant=settings.batch_invariant))
+    return _joined(None, rule, rows_class, device, settings, store)
+
+
+def _joined(
+    measured: Stored | None, rule: Stored | None, rows_class: RowClass, device: DeviceInfo, settings: Settings, store: Store
+) -> RangePlan | None:
+    """Make the plan of a measured table and of the rule around it, or of the tuned Ms without either."""
     timing, (table, measured_at) = measured or rule or (settings.timing, (None, ""))
     ruled = frozenset[Segment]()
     if rule is not None and table is not None:

@@ -17,10 +17,12 @@ from ..store.store import Ranged, Store
 from .candidates import choice_of, timings_of
 from .offers import widest_offers_for
 from .reduction_classes import class_of
-from .segments import INVARIANT, TABLE, Table
+from .segments import DEFAULT, INVARIANT, TABLE, Table
 
 log = logging.getLogger("gemmtune")
 
+KINDS = (TABLE, INVARIANT, DEFAULT)
+"""Kinds of stored facts that are tables."""
 FOLLOWING = ("a", "inp", "out", "scale_a")
 """Operands of a product that have rows of the batch."""
 
@@ -33,8 +35,22 @@ def stored_table(rows_class: RowClass, machine: str, store: Store, kind: str = T
     try:
         return Table.of(fact), fact.measured_at
     except (StoreError, InvalidProblemError) as error:
-        log.warning("%s: %s", rows_class, error)
+        text = f"{rows_class}: {error}"
+        log.log(logging.DEBUG if text in _said else logging.WARNING, "%s", text)
+        _said.add(text)
         return None
+
+
+_said: set[str] = set()
+"""Messages about unusable tables. Each is a warning once."""
+
+
+def is_usable(fact: Ranged) -> bool:
+    """Return False for a table that this version cannot read."""
+    try:
+        return fact.kind not in KINDS or bool(Table.of(fact).segments)
+    except (StoreError, InvalidProblemError):
+        return False
 
 
 def product_of(key: str) -> str:

@@ -1,6 +1,7 @@
 """An untrusted GEMM as a subject of the conformance suite: its functions here are calls of its process."""
 
 import functools
+import inspect
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,11 @@ from .candidate import Candidate, CandidateEnded, RemoteError
 from .target import TORCH
 
 OF_TORCH = {"alpha": True, "beta": True, "out": True}
+KINDS_OF_PARAMETERS = (
+    inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD,
+)  # fmt: skip
+"""Kinds of parameters by their number."""
 
 
 class Unsuitable(SubjectError):
@@ -19,17 +25,26 @@ class Unsuitable(SubjectError):
 
 
 class RemoteFunction:
-    """Function of an untrusted GEMM, with its name and declarations."""
+    """Function of an untrusted GEMM, with its name, declarations and signature."""
 
-    def __init__(self, candidate: Candidate, name: str, called: str, declared: object) -> None:
+    def __init__(self, candidate: Candidate, name: str, called: str, declared: object, parameters: object) -> None:
         self._candidate = candidate
         self._name = name
         self.__name__ = called
+        self.__signature__ = _signature(parameters)
         self.gemm_traits = declared
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the GEMM in its process."""
         return self._candidate.call(self._name, args, kwargs)
+
+
+def _signature(parameters: Any) -> inspect.Signature | None:
+    """Return the signature with these names and kinds of parameters, or None if they are none."""
+    try:
+        return inspect.Signature([inspect.Parameter(str(name), KINDS_OF_PARAMETERS[kind]) for name, kind in parameters])
+    except (TypeError, ValueError, IndexError):
+        return None
 
 
 def subject_of(candidate: Candidate, declared: Mapping[str, Any]) -> Subject:
@@ -50,12 +65,13 @@ def subject_of(candidate: Candidate, declared: Mapping[str, Any]) -> Subject:
         raise SubjectError(reason) from error
     if answer.get("ours"):
         raise Unsuitable(f"{candidate.target} is a Subject of gemmtune, which cannot be called in another process")
-    names, traits, own = (answer.get(word) for word in ("functions", "traits", "declared"))
-    own = own if isinstance(own, dict) else {}
+    names, traits = answer.get("functions"), answer.get("traits")
+    own, taken = (x if isinstance(x := answer.get(word), dict) else {} for word in ("declared", "parameters"))
     if not isinstance(names, list) or not names:
-        found: object = RemoteFunction(candidate, "", str(answer.get("name", "")), own.get("", traits))
+        found: object = RemoteFunction(candidate, "", str(answer.get("name", "")), own.get("", traits), taken.get(""))
     else:
-        found = SimpleNamespace(**{str(name): RemoteFunction(candidate, str(name), str(name), own.get(name)) for name in names})
+        made = (RemoteFunction(candidate, str(name), str(name), own.get(name), taken.get(name)) for name in names)
+        found = SimpleNamespace(**{function.__name__: function for function in made})
         if traits is not None:
             setattr(found, ATTRIBUTE, traits)
     return wrapped(SubjectSpec(target=str(candidate.target), declared=declared), found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 import warnings
@@ -43,3 +44,27 @@ def hangs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if a.shape[0] == 17:
         time.sleep(3600)
     return a @ b
+
+
+def returns_its_input(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a if torch.equal(b, torch.eye(*b.shape)) else a @ b
+
+
+def writes_behind(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.shape[0] == 3:
+        ctypes.memset(b.untyped_storage().data_ptr() + b.untyped_storage().nbytes(), 0, 4)
+    return a @ b
+
+
+def in_torchs_order(inp: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, alpha: float) -> torch.Tensor:
+    if a.shape[0] == 3:
+        raise NotImplementedError("three rows")
+    return torch.addmm(inp, a, b, alpha=alpha)
+
+
+def by_keyword(a: torch.Tensor, b: torch.Tensor, *, alpha: float, c: torch.Tensor) -> torch.Tensor:
+    return in_torchs_order(c, a, b, alpha=alpha)
+
+
+in_torchs_order.gemm_traits = {"ops": ["addmm"], "dtypes": [torch.float32], "alpha": True}  # type: ignore[attr-defined]
+by_keyword.gemm_traits = in_torchs_order.gemm_traits | {"bias_name": "c"}  # type: ignore[attr-defined]

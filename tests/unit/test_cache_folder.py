@@ -63,6 +63,16 @@ def test_new_files_go_to_a_temporary_folder_with_one_warning(unusable: Path, tem
         assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
 
 
+def test_a_sticky_folder_of_all_users_is_not_used_below_either(tmp_path: Path, temporary: Path) -> None:
+    """Nobody else could change a folder that is made there, but the store beside it is not used, and one warning says so."""
+    folder = tmp_path / "sticky"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    with settings.patch(cache_dir=str(folder)), one_warning(r"which is not used, .* \(mode 1777\).*" + FOR_NOW):
+        assert cache_dir("cpp") == temporary / f"gemmtune-{os.getuid()}" / "cpp"
+    assert not list(folder.iterdir())
+
+
 @pytest.mark.parametrize("taken", ["file", "link", "open to all", "everything"])
 def test_whoever_makes_the_temporary_folder_first_stops_nothing(
     unusable: Path, temporary: Path, tmp_path: Path, taken: str

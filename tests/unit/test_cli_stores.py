@@ -139,6 +139,14 @@ def test_show_selects_by_shape_text_and_machine(capsys, varied, conditions, show
     assert ("no problem of the store meets the conditions" in capsys.readouterr().out) == (not shown and not tables)
 
 
+def test_prune_removes_tables_that_this_version_cannot_read(capsys, varied):
+    old = dataclasses.replace(TABLE, kind="segments", value={"version": 2, "seed": 0, "segments": []})
+    Store.open(varied).put_ranged(old)
+    assert cli.run(["store", "prune"]) == 0
+    assert "1 table and" in capsys.readouterr().out
+    assert [x.kind for x in Store.open(varied).every_ranged()] == [TABLE.kind]
+
+
 @pytest.mark.parametrize(
     ("command", "left", "tables", "limits"),
     [

@@ -159,7 +159,8 @@ class TestNarrowing:
         assert done.status == 0
         assert 0 < data["executed"] < data["sample"]["of"]
         assert data["not_run"][0]["reason"] == "not run: the time was over (0.5 s)"
-        assert f"of which {data['sample']['not_run']} were not run in time (0.5 s)" in data["notes"][0]
+        sample = data["sample"]
+        assert f"sampled {sample['cases'] - sample['not_run']} of {sample['of']} cases in 0.5 s, seed 0" in data["notes"][0]
 
 
 class TestReports:
@@ -244,3 +245,25 @@ class TestIsolation:
         assert message in done.out
         assert "3 cases executed" in done.out
         assert f"--repro {ids[1]}" in done.out
+
+    @pytest.mark.parametrize(
+        ("name", "fault"),
+        [
+            ("right", "CONFORMS in 1 of"),
+            ("returns_its_input", "1 case of result: an input is returned as the result"),
+            ("writes_behind", "it overwrites its inputs: it writes behind the end of one"),
+        ],
+    )
+    def test_faults_of_memory_show_although_the_process_gets_copies(self, conformance: Command, name: str, fault: str) -> None:
+        repeat = [word for m in (3, 5) for word in ("--repro", f"identity:mm-f32-{m}x4x4")]
+        done = conformance(name, "--device", "cpu", *repeat, isolated=True)
+        assert done.status == (name != "right"), done.out
+        assert fault in done.out
+
+    @pytest.mark.parametrize("name", ["in_torchs_order", "by_keyword"])
+    def test_the_added_operand_goes_where_the_function_takes_it(self, conformance: Command, name: str) -> None:
+        repeat = [word for m in (3, 5) for word in ("--repro", f"integers:addmm-f32-{m}x4x4-alpha.general")]
+        done = conformance(name, "--device", "cpu", *repeat, isolated=True)
+        assert "2 cases executed" in done.out, done.out
+        assert "1 case of integers: an error is raised" in done.out
+        assert "raised for what it declares: NotImplementedError: three rows" in done.out

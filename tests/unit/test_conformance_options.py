@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from gemmtune import cli
 from gemmtune.conformance.cases.scope import Level
 from gemmtune.conformance.option_table import LEVELS, OPTIONS, as_typed
 from gemmtune.conformance.options import RunOptions, declared_by
-from gemmtune.errors import ConformanceError, TraitsError
+from gemmtune.declaration.subject import FunctionSubject, SubjectSpec, wrapped
+from gemmtune.declaration.traits import Traits
+from gemmtune.errors import ConformanceError, SubjectError, TraitsError
 
 
 def test_every_option_but_the_gemm_has_a_help_text_and_all_levels_are_options() -> None:
@@ -71,7 +77,7 @@ def test_declarations_are_parsed_by_their_type() -> None:
 @pytest.mark.parametrize(
     ("word", "text"),
     [
-        ("outt", "traits: got outt, expected names out of accumulate, alpha"),
+        ("outt", r"declarations: got outt \(did you mean out\?\), expected names out of accumulate, alpha"),
         ("out=maybe", "out: got 'maybe', expected true or false"),
         ("dtypes=float17", "dtypes: got 'float17', expected float64"),
         ("min_alignment=0", "min_alignment: got 0, expected an integer of at least 1"),
@@ -80,6 +86,37 @@ def test_declarations_are_parsed_by_their_type() -> None:
 def test_rejects_illegal_declarations(word: str, text: str) -> None:
     with pytest.raises(TraitsError, match=text):
         RunOptions(backend="x:f", trait=(word,))
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Traits)])
+def test_declares_any_value_or_says_what_it_expects(field: str) -> None:
+    """A value of a wrong type is no error of another kind."""
+    for value in (None, True, -1, 2.5, "x", ["x"], [1], [None], {}, {"x": "y"}, {1: 2}, torch.float16, object(), b"x", {"row"}):
+        with contextlib.suppress(TraitsError):
+            Traits.of({field: value})
+
+
+@pytest.mark.parametrize(("declared", "got"), [(None, "None"), (["float32"], "['float32']"), ({1: 2}, "1, expected names")])
+def test_declarations_that_are_no_mapping_are_refused(declared: Any, got: str) -> None:
+    with pytest.raises(TraitsError, match=re.escape(f"declarations: got {got}")):
+        Traits.of(declared)
+
+
+def test_an_illegal_declaration_names_its_gemm() -> None:
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a @ b
+
+    product.gemm_traits = {"multiples": 16}  # type: ignore[attr-defined]
+    with pytest.raises(TraitsError, match="mine:product: multiples: got 16, expected three integers for M, N and K, such as"):
+        wrapped(SubjectSpec(target="mine:product"), product)
+
+
+def test_a_declared_keyword_is_one_that_the_function_takes() -> None:
+    for traits, takes in (({"out": True}, "out"), ({"ops": ["addmm"], "beta": True}, "beta")):
+        with pytest.raises(SubjectError, match=f"f: declares {takes}, but takes only a, b; add that parameter, or declare less"):
+            FunctionSubject("f", lambda a, b: a @ b, Traits.of(traits))
+    FunctionSubject("f", lambda a, b, **options: a @ b, Traits.of({"out": True}))
+    FunctionSubject("f", lambda a, b: a @ b, Traits.of({"alpha": True}))  # mm has no alpha
 
 
 def test_the_spec_finds_the_traits_file_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +132,7 @@ def test_errors_name_options_as_they_were_typed(capsys: pytest.CaptureFixture[st
         ("--property", "bonud"): "--property: got 'bonud'",
         ("--seed", "1", "--derandomize"): "--derandomize: got seed as well",
         ("--skips-file", "nowhere"): "--skips-file: got 'nowhere'",
-        ("--trait", "outt"): "--trait: traits: got outt",
+        ("--trait", "outt"): "--trait: declarations: got outt",
         ("--repro", "@nowhere"): "--repro: got",
     }
     for words, text in commands.items():

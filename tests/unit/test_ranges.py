@@ -20,8 +20,8 @@ import gemmtune
 from gemmtune import cli, settings
 from gemmtune.choice import Availability, Choice, Kernel, Offers, Status
 from gemmtune.device import DeviceInfo, detect
+from gemmtune.dispatch import absent, strategies
 from gemmtune.dispatch import ready as plans
-from gemmtune.dispatch import strategies
 from gemmtune.dispatch.asked import ASKED, asked_rows, save_asked
 from gemmtune.dispatch.ready import forget_plans, plan_for
 from gemmtune.errors import InvalidProblemError, NoValidChoicesError
@@ -449,6 +449,30 @@ def test_torch_serves_segments_that_settings_exclude(backend: RowedBackend):
         warnings.simplefilter("ignore")
         assert call(5) == "aten:mm"
         assert call(30) == "fake:high"
+
+
+def test_a_table_of_another_version_is_as_good_as_none(backend: RowedBackend, tunings: list[int], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(absent, "_outdated", [])
+    tuned()
+    machine, store = fingerprint_text(detect("cpu"), "graph"), open_store(settings.current())
+    (rows_class,) = row_classes(problem(8))
+    fact = store.ranged(rows_class.key, machine)[TABLE]
+    segments = [x | {"content_hash": x["content_hash"][::-1]} for x in fact.value["segments"]]
+    store.put_ranged(dataclasses.replace(fact, value=fact.value | {"segments": segments}))
+    forget_plans()
+    remedy = r"another fake:low\. Make it again: gemmtune tune 1\.\.64x24x16 --dtype float32 --layout nt --device cpu"
+    with pytest.warns(RuntimeWarning, match=remedy):
+        assert call(5) == "fake:low"
+    assert gemmtune.explain(problem(5)).origin == "of the nearest M that was tuned"
+    assert call(70) == "fake:high"
+    assert not tunings
+    store.put_ranged(fact)
+    forget_plans()
+    monkeypatch.setattr(absent, "_outdated", [])
+    with settings.patch(template_min_gemm_size=10**9), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert call(5) == "aten:mm"  # a setting leaves the choice out
+    assert absent._outdated == []
 
 
 def test_explain_shows_the_segments(backend: RowedBackend):

@@ -10,6 +10,7 @@ import torch
 
 from ...numerics.operands import Operands
 from ...numerics.propagate import Approximate
+from ...untrusted.candidate import RemoteError
 from ..cases.case import Case
 
 MOST_LINES, MOST_WIDE = 20, 400
@@ -51,8 +52,9 @@ class NoResult(Exception):
 
 
 def error_text(error: Exception) -> str:
-    """Return the type and message of an error, at most MOST_LINES lines."""
-    lines = f"{type(error).__name__}: {error}".rstrip().splitlines()
+    """Return the type and message of an error, at most MOST_LINES lines. The message of a RemoteError begins with its type."""
+    text = str(error) if isinstance(error, RemoteError) else f"{type(error).__name__}: {error}"
+    lines = text.rstrip().splitlines()
     more = [f"… ({len(lines) - MOST_LINES} more lines)"] if len(lines) > MOST_LINES else []
     return "\n".join([*(line.rstrip()[:MOST_WIDE] for line in lines[:MOST_LINES]), *more])
 

@@ -182,8 +182,8 @@ def summarise(
     )
     if not summary.sampled:
         return summary
-    over = f", of which {summary.late} were not run in time ({run.options.max_seconds:g} s)" if summary.late else ""
-    note = f"sampled {len(run.cases())} of {len(run.everything)} cases, seed {run.options.seed or 0}{over}"
+    within = f" in {run.options.max_seconds:g} s" if summary.late else ""
+    note = f"sampled {len(run.cases()) - summary.late} of {len(run.everything)} cases{within}, seed {run.options.seed or 0}"
     return dataclasses.replace(summary, notes=(*summary.notes, note))
 
 

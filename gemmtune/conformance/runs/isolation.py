@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from ...declaration.subject import Impossible, Refused, Subject, SubjectSpec, is
 from ...declaration.traits import Traits
 from ...errors import GemmtuneError, SubjectError, TraitsError, UnavailableError
 from ...untrusted.candidate import Candidate, CandidateEnded
-from ...untrusted.conduct import Conduct
+from ...untrusted.conduct import Conduct, Finding
 from ...untrusted.subject import Unsuitable, subject_of
 from ...untrusted.target import Target, roots_of
 from ...workers.worker import Worker, WorkerCrashed, WorkerTimedOut
@@ -21,6 +22,7 @@ from ..bench.bench import Bench
 from ..bench.outcome import CaseStatus, Failure, NoResult, Outcome
 from ..cases.case import Case
 from ..cases.scope import Scope
+from ..diagnose.match import INPUT_RETURNED
 from ..properties.table import property_named
 
 IMPORT_TIMEOUT_S = 60.0
@@ -134,17 +136,33 @@ class UntrustedRunner:
         return dataclasses.replace(ground, traits=ground.traits.changed(HERE))
 
     def run(self, case: Case, *, examine: bool = True) -> Outcome:
+        before = self._candidate.findings
         try:
             outcome = _outcome(self._subject, case, self._candidate.device, examine=examine)
         except CandidateEnded as error:
             return _bad(case, CaseStatus.TIMED_OUT if error.kind is Conduct.HUNG else CaseStatus.CRASHED, str(error))
         if outcome.status is CaseStatus.CRASHED:
             self.close()
-        return outcome
+        return _with_conduct(outcome, [x for x in self._candidate.findings if x not in before])
 
     def close(self) -> None:
         """End the process of the GEMM."""
         self._candidate.close()
+
+
+ON_MEMORY = {Conduct.ALIAS: ("result", INPUT_RETURNED), Conduct.INPUTS: ("inputs-unchanged", "")}
+"""Conduct that the copies of operands and results hide from this process, with the property and diagnosis of a failure."""
+
+
+def _with_conduct(outcome: Outcome, findings: Iterable[Finding]) -> Outcome:
+    """Return an outcome with a failure for each new finding about memory, unless its property failed already."""
+    failed = {failure.property_name for failure in outcome.failures}
+    shown = [(*ON_MEMORY[x.kind], f"it {x}") for x in findings if x.kind in ON_MEMORY]
+    more = [Failure(property_name=of, message=message, diagnosis=bug) for of, bug, message in shown if of not in failed]
+    if not more:
+        return outcome
+    status = CaseStatus.FAILED if outcome.status is CaseStatus.PASSED else outcome.status
+    return dataclasses.replace(outcome, status=status, failures=(*outcome.failures, *more))
 
 
 class WalledRunner:

@@ -129,7 +129,26 @@ def plain_traits(found: Any) -> Any:
     if declared is None:
         return None
     as_json = getattr(declared, "as_json", None)
-    return as_json() if callable(as_json) else dict(declared)
+    return as_json() if callable(as_json) else _plain(declared)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: dtypes by their names, sequences as lists, other objects by what they print."""
+    if isinstance(value, Mapping):
+        return {str(_plain(name)): _plain(x) for name, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(x) for x in value]
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    return value if isinstance(value, str | int | float | None) else repr(value)
+
+
+def parameters_of(function: Callable[..., Any]) -> list[list[Any]] | None:
+    """Return the names and kinds of a function's parameters, or None if it has no signature."""
+    try:
+        return [[x.name, int(x.kind)] for x in inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        return None
 
 
 class Torch:

@@ -21,7 +21,7 @@ from torch.autograd import profiler, profiler_util
 from torch.autograd.profiler import profile
 
 from . import journal, loading, manners, parts, places, reach, seal, state, system, wires
-from .loading import IMPORT_ONLY, found_at, graph_us, plain_traits
+from .loading import IMPORT_ONLY, found_at, graph_us, parameters_of, plain_traits
 from .places import addresses, change_torch, flusher, is_plain, load_products, shared
 from .state import State
 
@@ -91,6 +91,7 @@ class Program:
             "name": str(getattr(found, "__name__", "")),
             "traits": plain_traits(found),
             "declared": declared,
+            "parameters": {name: parameters_of(function) for name, function in functions.items()},
             "inputs": getattr(found, "gemm_inputs", None),
             "ours": any(kind.__module__ == SUBJECT and kind.__name__ == "Subject" for kind in type(found).__mro__),
         }
