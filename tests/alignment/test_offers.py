@@ -3,8 +3,8 @@
 ``PYTHONPATH=tests:tests/unit python tests/alignment/test_offers.py`` writes offers.json.
 
 A store and shipped tables keep choices by name. So a change of what is legal, of names or of claims is a decision. A digest covers
-the names and refusals, and for choices of each kind all plain data of which their source and launch are made. Templates are
-not part of it.
+the names and refusals, and for choices of each kind all plain data of which their source and launch are made. It also covers
+each plain value that a function of the backend returns. Templates are not part of it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from extras import needs
 from many_problems import problems
 from rotation import rotated
+from watching import Watched, watching
 
 from gemmtune.backends.cpp.build import CppChoice
 from gemmtune.backends.cpp.plan import make_plan
@@ -73,16 +74,24 @@ def described(choice: Choice, device: DeviceInfo) -> Iterator[str]:
 
 def offered(backend: str, part: int) -> dict[str, str]:
     """Return the numbers of problems and choices and the digest of all, by operation and dtype, for one of PARTS."""
+    load(backend)
+    with watching(f"backends.{backend}") as watched:
+        return _offered(backend, part, watched)
+
+
+def _offered(backend: str, part: int, watched: Watched) -> dict[str, str]:
     archs, passes = DEVICES[backend]
     found: dict[str, list[list[str]]] = {}
     for number, (name, problem) in enumerate(problems("cpu" if backend == "cpp" else "cuda", passes)):
         if number // len(archs) % PARTS == part:
             device = preset(archs[number % len(archs)])
             offers = load(backend).enumerate(problem, device, Settings())
-            count = len(offers.choices)
-            kinds = {type(choice): i for i, choice in enumerate(offers.choices)}
-            few = [offers.choices[i] for i in sorted({0, count // 2, *kinds.values()})] if count else []
-            texts = [f"{device.arch} {problem}", *(line for choice in few for line in described(choice, device))]
+            kinds: dict[type[Choice], list[int]] = {}
+            for i, choice in enumerate(offers.choices):
+                kinds.setdefault(type(choice), []).append(i)
+            places = sorted(x for kind in kinds.values() for x in {kind[0], kind[len(kind) // 2], kind[-1]})
+            few = [offers.choices[i] for i in places]
+            texts = [f"{device.arch} {problem}", *watched.taken(), *(line for choice in few for line in described(choice, device))]
             texts += [f"{x.count} {x.name}: {x.reason}" for x in offers.refusals]
             found.setdefault(name, []).append([*(choice.name for choice in offers.choices), "", *texts])
     digests = {name: hashlib.sha256(repr(texts).encode()).hexdigest()[:8] for name, texts in found.items()}
