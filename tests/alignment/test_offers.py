@@ -9,6 +9,7 @@ each plain value that a function of the backend returns. Templates are not part 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import torch
 from extras import needs
 from many_problems import problems
 from rotation import rotated
+from test_problem_facts import properties
 from watching import Watched, watching
 
 from gemmtune.backends.cpp.build import CppChoice
@@ -54,6 +56,10 @@ def described(choice: Choice, device: DeviceInfo) -> Iterator[str]:
     yield " ".join(repr(getattr(choice, name)) for name in MADE_OF if hasattr(choice, name))
     if hasattr(source := getattr(choice, "source", None), "values"):
         yield repr(source.values)
+    config = getattr(choice, "config", None)
+    yield from (properties(x) for x in (config, getattr(config, "shape", None)) if dataclasses.is_dataclass(x))
+    if hasattr(choice, "expected"):
+        yield repr(choice.expected(device))
     if isinstance(choice, CppChoice):
         plan = make_plan(choice.problem, choice.config, choice.arch, vnni=choice.vnni)
         yield f"{source} {list(plan.words)} {plan.swapped} {plan.rows}"
