@@ -12,7 +12,7 @@ import torch
 
 import gemmtune
 from gemmtune import QuantizedWeight, settings
-from gemmtune.integration.compile import extern
+from gemmtune.integration.compile import extern, lowering
 from gemmtune.integration.compile.decisions import FixedPolicy
 from gemmtune.integration.compile.rewriting import RewriteProducts
 from gemmtune.integration.compile.store_policy import StorePolicy
@@ -106,3 +106,23 @@ def test_quantized_weights_of_different_layouts_share_no_graphs() -> None:
     assert len(set(keys)) == len(keys)
     assert key(weight()) == keys[0]
     assert gemmtune.__version__ in keys[0]
+
+
+@pytest.mark.parametrize(
+    ("strides", "steps"),
+    [
+        ((4, 1), ["realized", "exact (4, 1)", "realized"]), ((1, 4), ["realized", "exact (1, 4)", "realized"]),
+        ((0, 4, 1), ["exact (0, 4, 1)", "realized"]), ((torch.SymInt, 1), ["realized", f"exact {(torch.SymInt, 1)}", "realized"]),
+        ((), ["realized"]),
+    ],
+)  # fmt: skip
+def test_the_source_of_an_operand_is_in_memory_unless_it_is_expanded(
+    strides: tuple[object, ...], steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    kernel = Mock()
+    kernel.realize_input = lambda x: (done.append("realized"), x)[1]
+    kernel.require_exact_strides = lambda x, strides: (done.append(f"exact {strides}"), x)[1]
+    monkeypatch.setattr(lowering.ir, "ExternKernel", kernel)
+    assert lowering._with_strides("x", strides) == "x"
+    assert done == steps
