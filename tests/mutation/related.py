@@ -31,11 +31,15 @@ BROAD: dict[str, tuple[str, ...]] = {
         "unit/test_conformance_cases.py", "correctness/test_conformance_mutants.py", "correctness/test_conformance_bsr.py",
     ),
     "declaration": ("correctness/test_expectations.py", "correctness/test_conformance_bsr.py"),
+    "dispatch": ("unit/test_answers.py",),
     "numerics": ("correctness/test_expectations.py", "correctness/test_bsr.py", "correctness/test_verify_broken.py"),
+    "ops": ("unit/test_answers.py",),
     "problem": (
         "unit/test_problem_facts.py", "correctness/test_expectations.py", "alignment/test_offers.py", "unit/test_rules.py",
         "correctness/test_grouped.py", "correctness/test_verify_broken.py",
     ),
+    "quantized": ("unit/test_answers.py",),
+    "sparse": ("unit/test_answers.py",),
     "untrusted": ("judge/test_verdict.py", "judge/test_walls.py", "judge/test_hacks.py"),
 }  # fmt: skip
 """Tests that use many modules of a package without mentioning them. They run last."""

@@ -1,0 +1,155 @@
+"""Answers of each public operation to wrong and unusual arguments: the result's form, or the message.
+
+``PYTHONPATH=tests python tests/unit/test_answers.py`` writes answers.json.
+
+Each argument of a plain call is replaced by values of many kinds, one at a time. A digest covers the answers for one argument.
+Which calls are refused, and with which words, is a decision.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gemmtune
+from gemmtune import settings
+
+FILE = Path(__file__).with_name("answers.json")
+Tensor = torch.Tensor
+ADDRESS = re.compile("0x[0-9a-f]+")
+
+
+def _float8(*size: int) -> Tensor:
+    return torch.ones(size).to(torch.float8_e4m3fn)
+
+
+def calls() -> dict[str, dict[str, Any]]:
+    """Return the arguments of a plain call of each operation."""
+    a, b, square, offs = torch.ones(6, 32), torch.ones(32, 16), torch.ones(32, 32), torch.tensor([4, 6], dtype=torch.int32)
+    bsr, numbers = square.to_sparse_bsr((16, 16)), torch.ones(32, 16, dtype=torch.int8)
+    int_bsr = torch.sparse_bsr_tensor(bsr.crow_indices(), bsr.col_indices(), bsr.values().to(torch.int8), (32, 32))
+    groups, float8 = torch.ones(2, 32, 16), _float8(16, 32).t()
+    return {
+        "mm": {"a": a, "b": b},
+        "addmm": {"inp": torch.ones(16), "a": a, "b": b, "beta": 2.0, "alpha": 0.5},
+        "bmm": {"a": groups, "b": groups.mT},
+        "baddbmm": {"inp": torch.ones(2, 32, 32), "a": groups, "b": groups.mT, "beta": 2.0, "alpha": 0.5},
+        "mm_plus_mm": {"a": a, "b": b, "c": a, "d": b},
+        "int_mm": {"a": numbers.t().contiguous(), "b": numbers},
+        "int_mm_mul": {"a": numbers.t().contiguous(), "b": numbers, "scale": torch.ones(16, 1), "out_dtype": None},
+        "mixed_mm": {"a": a, "b": numbers, "scale_b": torch.ones(1, 16), "zero_b": None, "encoding": ""},
+        "scaled_mm": {
+            "a": _float8(6, 32), "b": float8, "scale_a": torch.ones(1, 1), "scale_b": torch.ones(1, 1), "bias": None,
+            "out_dtype": torch.bfloat16, "fast_accum": False,
+        },
+        "bsr_mm": {"bsr": bsr, "x": square},
+        "bsr_addmm": {
+            "inp": square, "bsr": bsr, "x": square, "beta": 1.0, "alpha": 1.0, "left_alpha": torch.ones(32),
+            "right_alpha": torch.ones(32),
+        },
+        "int_bsr_addmm": {
+            "inp": square.int(), "bsr": int_bsr, "x": square.to(torch.int8), "beta": 1, "alpha": 1, "left_alpha": None,
+            "right_alpha": None,
+        },
+        "sampled_addmm_bsr": {"inp": bsr, "a": square, "b": square, "beta": 1.0, "alpha": 1.0},
+        "grouped_mm": {"a": a, "b": groups, "offs": offs, "rows": None, "gated": "", "scatter": None},
+        "mixed_grouped_mm": {
+            "a": a, "b": torch.ones(2, 32, 16, dtype=torch.int8), "scale_b": torch.ones(2, 1, 16), "offs": offs, "encoding": "",
+        },
+        "scaled_grouped_mm": {
+            "a": _float8(6, 32), "b": _float8(2, 16, 32).mT, "scale_a": torch.ones(6, 1), "scale_b": torch.ones(2, 1, 16),
+            "offs": offs, "out_dtype": torch.bfloat16, "fast_accum": False,
+        },
+        "pack_int4": {"weight": numbers, "encoding": "int4"},
+        "unpack_int4": {"packed_weight": numbers.view(torch.uint8), "encoding": "int4"},
+        "prepack": {"b": b, "op": "mm"},
+        "QuantizedWeight": {"numbers": numbers, "scales": torch.ones(1, 16), "zero_points": None, "encoding": "", "dtype": None},
+    }  # fmt: skip
+
+
+SHARED = {"out": None, "epilogue": None, "epilogue_args": ()}
+"""Further arguments of most operations."""
+OTHERS: Mapping[str, Any] = {
+    "none": None, "int": 3, "bool": True, "nan": float("nan"), "complex": 1j, "text": "int4", "other text": "silu", "list": [1.0],
+    "dtype": torch.float16, "other dtype": torch.int16, "function": torch.relu, "wrong function": len,
+    "other function": lambda acc: acc[0], "number": torch.tensor(2.0), "row": torch.ones(16), "offsets": torch.tensor([2, 6]),
+    "matrix": torch.ones(6, 16), "narrow": torch.ones(6, 16).half(), "wide": torch.ones(6, 16).double(),
+    "strided": torch.ones(16, 6).t(), "matrices": torch.ones(2, 6, 16),
+    "pair": (torch.zeros(6, dtype=torch.int64), torch.ones(3, 2)),
+    "quantized": gemmtune.QuantizedWeight(torch.ones(32, 16, dtype=torch.int8), torch.ones(1, 16), dtype=torch.float32),
+}  # fmt: skip
+"""Values that any argument is given."""
+CHANGES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "half": Tensor.half, "double": Tensor.double, "int8": lambda x: x.to(torch.int8), "uint8": lambda x: x.to(torch.uint8),
+    "complex": lambda x: x.to(torch.complex64), "bool": Tensor.bool, "meta": lambda x: x.to("meta"), "int64": Tensor.long,
+    "transposed": lambda x: x.mT, "one less": lambda x: x[..., :-1], "first": lambda x: x[:1], "none": lambda x: x[:0],
+    "one more": lambda x: x.unsqueeze(0), "expanded": lambda x: x[..., :1].expand(x.shape), "sparse": Tensor.to_sparse,
+    "learned": lambda x: x.detach().requires_grad_(), "dense": Tensor.to_dense, "numpy": Tensor.numpy,
+    "twice": lambda x: x[..., ::2],
+    "blocks": lambda x: x.to_sparse_bsr((8, 8)), "float8": lambda x: x.to(torch.float8_e5m2), "as a parameter": torch.nn.Parameter,
+}  # fmt: skip
+"""Other tensors made of one that fits."""
+
+
+def variations(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield other values for an argument by name."""
+    yield from OTHERS.items()
+    for name, change in CHANGES.items() if isinstance(value, Tensor) else ():
+        try:
+            yield f"changed: {name}", change(value)
+        except (RuntimeError, TypeError, IndexError, ValueError):  # torch cannot make it
+            continue
+
+
+def answer(name: str, given: Mapping[str, Any]) -> str:
+    """Return the form of a call's result, or its error."""
+    function = getattr(gemmtune, name)
+    positional = [x.name for x in inspect.signature(function).parameters.values() if x.kind is x.POSITIONAL_OR_KEYWORD]
+    try:
+        got = function(*(given[x] for x in positional if x in given), **{x: y for x, y in given.items() if x not in positional})
+    except Exception as error:  # noqa: BLE001 - which error it is is the answer
+        by_torch = type(error).__module__ == "builtins" and "gemmtune" not in str(error)
+        return type(error).__name__ if by_torch else ADDRESS.sub("0x", f"{type(error).__name__}: {error}")
+    return (
+        f"{type(got).__name__} {tuple(getattr(got, 'shape', ()))} {getattr(got, 'dtype', '')} {getattr(got, 'requires_grad', '')}"
+    )
+
+
+def answers() -> dict[str, list[str]]:
+    """Return the answers of each operation, by argument."""
+    found: dict[str, list[str]] = {}
+    with settings.patch(tune="never", backends=("aten",)), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, plain in calls().items():
+            taken = inspect.signature(getattr(gemmtune, name)).parameters
+            given = {x: y for x, y in ({**plain, **SHARED}).items() if x in taken}
+            found[name] = [answer(name, given)]
+            for argument, value in given.items():
+                texts = found.setdefault(f"{name} {argument}", [])
+                texts.extend(f"{kind}: {answer(name, given | {argument: other})}" for kind, other in variations(value))
+    return found
+
+
+def digests(found: Mapping[str, list[str]]) -> dict[str, str]:
+    """Return the number of errors and results for each argument, and the digest of the answers."""
+    refused = {name: sum("Error" in text for text in texts) for name, texts in found.items()}
+    hashes = {name: hashlib.sha256(repr(texts).encode()).hexdigest()[:8] for name, texts in found.items()}
+    return {name: f"{refused[name]} of {len(texts)} refused, {hashes[name]}" for name, texts in found.items()}
+
+
+def test_wrong_and_unusual_arguments_are_answered_as_before() -> None:
+    found, known = answers(), json.loads(FILE.read_text())
+    changed = {name: found[name] for name, text in digests(found).items() if known.get(name) != text}
+    assert (changed, known.keys() - found.keys()) == ({}, set()), "run this file as a script if the change is meant"
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(digests(answers()), indent=1) + "\n")
