@@ -1,4 +1,4 @@
-"""Answers of each public operation to wrong and unusual arguments: the result's form, or the message.
+"""Answers of each public operation and constructor to wrong and unusual arguments: the result, or the message.
 
 ``PYTHONPATH=tests python tests/unit/test_answers.py`` writes answers.json.
 
@@ -8,6 +8,7 @@ Which calls are refused, and with which words, is a decision.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -21,6 +22,8 @@ import torch
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.declaration.traits import Traits
+from gemmtune.problem.operations import OPERATIONS
 
 FILE = Path(__file__).with_name("answers.json")
 Tensor = torch.Tensor
@@ -72,7 +75,26 @@ def calls() -> dict[str, dict[str, Any]]:
         "unpack_int4": {"packed_weight": numbers.view(torch.uint8), "encoding": "int4"},
         "prepack": {"b": b, "op": "mm"},
         "QuantizedWeight": {"numbers": numbers, "scales": torch.ones(1, 16), "zero_points": None, "encoding": "", "dtype": None},
+        "QuantizedWeight.quantize": {"weight": b, "kind": "int8", "scales": "column", "scale_dtype": None},
+        "quantize_": {"model": model, "kind": "int4", "group": 32, "skip": (), "filter_fn": None},
+        "sparsify_": {"model": model, "block": 16, "density": 0.5},
+        "restore": {"model": model},
+        **{f"Problem.{name}": sizes(name) for name in OPERATIONS},
+        "Settings": {x: y.default for x, y in inspect.signature(settings.Settings).parameters.items()},
+        "Traits": {x: getattr(Traits(), x) for x in inspect.signature(Traits).parameters},
     }  # fmt: skip
+
+
+def model() -> torch.nn.Module:
+    """Return a model that a call may change."""
+    return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 64, bias=False))
+
+
+def sizes(op: str) -> dict[str, Any]:
+    """Return the arguments of a problem on a GPU, with the defaults of all options."""
+    parameters = inspect.signature(getattr(gemmtune.Problem, op)).parameters.values()
+    given = {x.name: 64 if x.default is x.empty else x.default for x in parameters}
+    return {**given, "device_type": "cuda"}
 
 
 SHARED = {"out": None, "epilogue": None, "epilogue_args": ()}
@@ -84,6 +106,8 @@ OTHERS: Mapping[str, Any] = {
     "matrix": torch.ones(6, 16), "narrow": torch.ones(6, 16).half(), "wide": torch.ones(6, 16).double(),
     "strided": torch.ones(16, 6).t(), "matrices": torch.ones(2, 6, 16),
     "pair": (torch.zeros(6, dtype=torch.int64), torch.ones(3, 2)),
+    "zero": 0, "minus one": -1, "large": 2**33, "half": 0.5, "two": (16, 2), "texts": ("float16", "tt"),
+    **{text: text for text in ("float16", "row", "tn", "mn", "column", "group_32", "block_128x128", "skewed", "never", "m:f", "(")},
     "quantized": gemmtune.QuantizedWeight(torch.ones(32, 16, dtype=torch.int8), torch.ones(1, 16), dtype=torch.float32),
 }  # fmt: skip
 """Values that any argument is given."""
@@ -111,16 +135,36 @@ def variations(value: Any) -> Iterator[tuple[str, Any]]:
 
 def answer(name: str, given: Mapping[str, Any]) -> str:
     """Return the form of a call's result, or its error."""
-    function = getattr(gemmtune, name)
+    function = found_by(name)
+    given = {x: y() if y is model else y for x, y in given.items()}
     positional = [x.name for x in inspect.signature(function).parameters.values() if x.kind is x.POSITIONAL_OR_KEYWORD]
     try:
         got = function(*(given[x] for x in positional if x in given), **{x: y for x, y in given.items() if x not in positional})
     except Exception as error:  # noqa: BLE001 - which error it is is the answer
         by_torch = type(error).__module__ == "builtins" and "gemmtune" not in str(error)
         return type(error).__name__ if by_torch else ADDRESS.sub("0x", f"{type(error).__name__}: {error}")
-    return (
-        f"{type(got).__name__} {tuple(getattr(got, 'shape', ()))} {getattr(got, 'dtype', '')} {getattr(got, 'requires_grad', '')}"
-    )
+    if isinstance(got, torch.nn.Module):
+        return f"{got} {[type(x).__name__ for x in got.parameters()]}"
+    if isinstance(got, gemmtune.Problem):
+        return f"{got} {got.key}"
+    facts = [str(getattr(got, fact)) for fact in ("shape", "dtype", "requires_grad") if hasattr(got, fact)]
+    return " ".join([type(got).__name__, *(facts or [ADDRESS.sub("0x", str(got))])])
+
+
+def unknown(name: str, given: Mapping[str, Any]) -> str:
+    """Return what is said about an option that the function does not have."""
+    try:
+        found_by(name)(**{x: y() if y is model else y for x, y in given.items()}, other=1)
+    except TypeError as error:
+        return str(error)
+    raise AssertionError(f"{name}: expected no option named other")
+
+
+def found_by(name: str) -> Any:
+    """Return a function or class of the package by its name."""
+    if name in ("Settings", "Traits"):
+        return {"Settings": settings.Settings, "Traits": Traits}[name]
+    return functools.reduce(getattr, name.split("."), gemmtune)
 
 
 def answers() -> dict[str, list[str]]:
@@ -129,12 +173,13 @@ def answers() -> dict[str, list[str]]:
     with settings.patch(tune="never", backends=("aten",)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, plain in calls().items():
-            taken = inspect.signature(getattr(gemmtune, name)).parameters
-            given = {x: y for x, y in ({**plain, **SHARED}).items() if x in taken}
-            found[name] = [answer(name, given)]
+            taken = inspect.signature(found_by(name)).parameters
+            given = {x: y for x, y in ({**SHARED, **plain}).items() if x in taken}
+            found[name] = [answer(name, given), unknown(name, given)]
             for argument, value in given.items():
                 texts = found.setdefault(f"{name} {argument}", [])
-                texts.extend(f"{kind}: {answer(name, given | {argument: other})}" for kind, other in variations(value))
+                others = [(kind, x) for kind, x in variations(value) if argument != "device_type" or x is not None]  # the machine's
+                texts.extend(f"{kind}: {answer(name, given | {argument: other})}" for kind, other in others)
     return found
 
 
