@@ -57,7 +57,8 @@ def described(choice: Choice, device: DeviceInfo) -> Iterator[str]:
     if hasattr(source := getattr(choice, "source", None), "values"):
         yield repr(source.values)
     config = getattr(choice, "config", None)
-    yield from (properties(x) for x in (config, getattr(config, "shape", None)) if dataclasses.is_dataclass(x))
+    parts = (config, getattr(config, "shape", None), getattr(config, "operation", None))
+    yield from (properties(x) for x in parts if dataclasses.is_dataclass(x))
     if hasattr(choice, "expected"):
         yield repr(choice.expected(device))
     if isinstance(choice, CppChoice):

@@ -117,7 +117,7 @@ def test_wrong_calls_are_told(change, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "tokens", "share", "products"), [((16, 8), 40, 0.125, 1), ((128, 64), 40, 1.0, 1), ((64, 256), 2**18, 1.0, 12)]
+    ("block", "tokens", "share", "products"), [((16, 8), 40, 0.125, 1), ((128, 256), 40, 1.0, 1), ((64, 256), 2**18, 1.0, 12)]
 )
 def test_small_blocks_keep_a_part_of_the_device_busy(block: tuple[int, int], tokens: int, share: float, products: int) -> None:
     """The batch is divided so that copied operands stay within a limit. Copies are read and written."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from gemmtune.conformance.bench.outcome import CaseStatus
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Scope
 from gemmtune.conformance.cases.statement import problem_of
+from gemmtune.conformance.diagnose import group_suspects
 from gemmtune.conformance.properties.table import PROPERTIES
 from gemmtune.conformance.runs.isolation import judge
 from gemmtune.declaration.labels import GROUPED
@@ -262,3 +264,29 @@ def test_functions_with_our_signatures_are_found_by_name_and_tested() -> None:
     assert set(NamespaceSubject("gemmtune", gemmtune, Traits()).traits.ops or ()) >= set(GROUPED)
     theirs = SimpleNamespace(grouped_mm=torch.nn.functional.grouped_mm)
     assert NamespaceSubject("theirs", theirs, Traits()).traits.ops == ("grouped_mm",)  # the others are not declared
+
+
+PIECES = [(0, 3), (3, 8), (8, 9)]
+MOVED_ROWS = {
+    "groups begin and end one row early": [(0, 2), (2, 7), (7, 8)], "groups begin and end one row late": [(1, 4), (4, 9), (9, 10)],
+    "offsets read as sizes of groups": [(0, 3), (3, 11), (11, 12)], "offsets of an earlier call": [(0, 5), (5, 5), (5, 12)],
+    "rows behind the last group taken for its own": [(0, 3), (3, 8), (8, 12)],
+}  # fmt: skip
+MOVED_TERMS = {
+    **{text.replace("row", "term"): pieces for text, pieces in MOVED_ROWS.items()},
+    "first term of the next group added": [(0, 4), (3, 9), (8, 10)], "first term of groups dropped": [(1, 3), (4, 8), (9, 9)],
+    "results in the places of the next groups": [(8, 9), (0, 3), (3, 8)],
+    "results in the places of the groups before": [(3, 8), (8, 9), (0, 3)], "last group left out": [(0, 3), (3, 8), (0, 0)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "wanted"), [(Problem.grouped_mm, MOVED_ROWS), (Problem.grouped_k_mm, MOVED_TERMS)], ids=["rows", "terms"]
+)
+def test_known_bugs_of_offsets_move_groups(make: Callable[..., Problem], wanted: dict[str, list[tuple[int, int]]]) -> None:
+    problem = make(12, 12, 12, groups=3, dtype=torch.float32, device_type="cpu")
+    found = group_suspects._of_offsets(problem, None, PIECES, [(5, 5, 12)], 12)  # type: ignore[arg-type]
+    pieces = {change.text: list(change.pieces) for change in found}
+    tiles = {int(text.rpartition(" ")[2]): pieces.pop(text) for text in list(pieces) if "multiples" in text}
+    assert pieces == wanted
+    assert tiles == {tile: [(begin // tile * tile, end) for begin, end in PIECES] for tile in group_suspects.TILES}

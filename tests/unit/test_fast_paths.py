@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import torch
 from torch.autograd import forward_ad
 
 import gemmtune
+from gemmtune.dispatch import plan
 from gemmtune.dispatch.keys import key_of
 from gemmtune.dispatch.prepack import PackedOperand
+from gemmtune.problem import Layout
 
 Tensor = torch.Tensor
 A, B, ROW = torch.ones(6, 32), torch.ones(32, 16), torch.ones(16)
@@ -80,3 +83,18 @@ def test_contexts_that_change_results_have_no_keys(context: Callable[[], context
     with gemmtune.settings.patch(tune="never"):
         assert key_of("mm", (A, B)) != known
     assert key_of("mm", KEYED["plain"]) == known
+
+
+@pytest.mark.parametrize("is_cuda", [False, True])
+@pytest.mark.parametrize("absent", [False, True])
+def test_new_outputs_come_from_inductors_allocator(is_cuda: bool, absent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    for kind in ("cuda", "cpu"):
+        allocator = None if absent else lambda size, stride, dtype, kind=kind: made.append(f"{kind} {size} {stride} {dtype}")
+        monkeypatch.setattr(plan, f"_empty_{kind}", allocator)
+    layout = Layout(size=(3, 2), stride=(1, 3), dtype=torch.float64)
+    like: Any = SimpleNamespace(is_cuda=is_cuda, device=torch.device("cpu"))
+    out = plan.new_output(layout, like)
+    if absent:
+        assert (out.shape, out.stride(), out.dtype) == ((3, 2), (1, 3), torch.float64)
+    assert made == ([] if absent else [f"{'cuda' if is_cuda else 'cpu'} (3, 2) (1, 3) torch.float64"])
