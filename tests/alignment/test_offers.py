@@ -43,7 +43,7 @@ DEVICES: dict[str, tuple[tuple[str, ...], int]] = {
 OTHER_ROWS = 240
 MOST_PACKED = 2**19
 """Elements of a weight that is packed."""
-PARTS = 4
+PARTS = 6
 """A commit takes one of so many parts of a backend's problems."""
 DESCRIBED = ("info", "claims", "packed_format", "legal_between", "one_kernel", "batch_invariant", "baseline")
 MADE_OF = ("spec", "values", "preamble", "blocks", "buffers", "record", "copying", "slices")
