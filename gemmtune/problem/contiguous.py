@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import cast, get_args
 
 import torch
@@ -92,12 +93,12 @@ OPTION_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(("dtype_b", "out_dtype", "scale_dtype"), ((torch.dtype, str, type(None)), "a torch.dtype or its name")),
     **dict.fromkeys(("prepacked", "fast_accum", "zeros", "wide_index"), ((bool,), "True or False")),
     **dict.fromkeys(("scales", "encoding", "imbalance", "gated", "bias"), ((str,), "a name")),
-    **dict.fromkeys(("alpha", "beta"), ((int, float), "a number")),
+    **dict.fromkeys(("alpha", "beta"), ((Real,), "a number")),
     "layout": ((str,), "two letters, such as 'nt'"),
     "tokens": ((int, type(None)), "an integer"),
     "device_type": ((str, type(None)), "'cuda' or 'cpu'"),
     "precision": ((Precision, type(None)), "a gemmtune.Precision"),
-    "density": ((int, float), "the share of blocks that exist, from 0 to 1"),
+    "density": ((Real,), "the share of blocks that exist, from 0 to 1"),
 }
 """Types of the options, with what a message expects. Values have checks of their own."""
 
