@@ -8,6 +8,7 @@ Which calls are refused, and with which words, is a decision.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import inspect
@@ -22,7 +23,13 @@ import torch
 
 import gemmtune
 from gemmtune import settings
+from gemmtune.conformance.cases.case import Case
+from gemmtune.conformance.cases.statement import problem_of
+from gemmtune.conformance.options import RunOptions
+from gemmtune.declaration.labels import plain_scales
 from gemmtune.declaration.traits import Traits
+from gemmtune.numerics.bounds import Claims
+from gemmtune.problem import Problem
 from gemmtune.problem.operations import OPERATIONS
 
 FILE = Path(__file__).with_name("answers.json")
@@ -80,9 +87,44 @@ def calls() -> dict[str, dict[str, Any]]:
         "sparsify_": {"model": model, "block": 16, "density": 0.5},
         "restore": {"model": model},
         **{f"Problem.{name}": sizes(name) for name in OPERATIONS},
-        "Settings": {x: y.default for x, y in inspect.signature(settings.Settings).parameters.items()},
-        "Traits": {x: getattr(Traits(), x) for x in inspect.signature(Traits).parameters},
+        **{name: defaults(made) for name, made in MADE.items()},
+        "Layout": {"size": (6, 4), "stride": (4, 1), "dtype": torch.float16, "offset": 0},
     }  # fmt: skip
+
+
+def stated(op: str) -> Callable[..., Problem]:
+    """Return a function that states the problem of a case of the suite."""
+    case = Case(
+        property_name="offers",
+        op=op,
+        dtype="float8_e4m3fn" if op == "scaled_mm" else "bfloat16",
+        m=6,
+        n=32,
+        k=32,
+        scales=plain_scales(op),
+    )
+
+    def state(**fields: Any) -> Problem:
+        return problem_of(case.changed(**fields), "cpu")
+
+    fields = {x.name: getattr(case, x.name) for x in dataclasses.fields(Case) if x.name not in ("property_name", "op", "seed")}
+    parameters = [inspect.Parameter(x, inspect.Parameter.KEYWORD_ONLY, default=y) for x, y in fields.items()]
+    state.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return state
+
+
+MADE: dict[str, Callable[..., Any]] = {
+    "Settings": settings.Settings, "Traits": Traits, "RunOptions": RunOptions,
+    "Claims": functools.partial(Claims, accumulate=torch.float32),
+    **{f"case of {op}": stated(op) for op in ("mm", "baddbmm", "mixed_mm", "scaled_mm", "grouped_mm", "bsr_addmm")},
+}  # fmt: skip
+"""Constructors that are no attributes of the package, with defaults for all arguments."""
+
+
+def defaults(made: Callable[..., Any]) -> dict[str, Any]:
+    """Return the default of each argument."""
+    given = {x: y.default for x, y in inspect.signature(made).parameters.items()}
+    return {x: getattr(Traits(), x) if made is Traits else y for x, y in given.items()}
 
 
 def model() -> torch.nn.Module:
@@ -139,15 +181,23 @@ def answer(name: str, given: Mapping[str, Any]) -> str:
     given = {x: y() if y is model else y for x, y in given.items()}
     positional = [x.name for x in inspect.signature(function).parameters.values() if x.kind is x.POSITIONAL_OR_KEYWORD]
     try:
-        got = function(*(given[x] for x in positional if x in given), **{x: y for x, y in given.items() if x not in positional})
+        return form(
+            function(*(given[x] for x in positional if x in given), **{x: y for x, y in given.items() if x not in positional})
+        )
     except Exception as error:  # noqa: BLE001 - which error it is is the answer
         by_torch = type(error).__module__ == "builtins" and "gemmtune" not in str(error)
         return type(error).__name__ if by_torch else ADDRESS.sub("0x", f"{type(error).__name__}: {error}")
+
+
+def form(got: object) -> str:
+    """Return what a test compares of a result."""
     if isinstance(got, torch.nn.Module):
         return f"{got} {[type(x).__name__ for x in got.parameters()]}"
     if isinstance(got, gemmtune.Problem):
         return f"{got} {got.key}"
-    facts = [str(getattr(got, fact)) for fact in ("shape", "dtype", "requires_grad") if hasattr(got, fact)]
+    facts = [
+        str(getattr(got, fact)) for fact in ("shape", "dtype", "requires_grad") if hasattr(got, "shape") and hasattr(got, fact)
+    ]
     return " ".join([type(got).__name__, *(facts or [ADDRESS.sub("0x", str(got))])])
 
 
@@ -162,9 +212,7 @@ def unknown(name: str, given: Mapping[str, Any]) -> str:
 
 def found_by(name: str) -> Any:
     """Return a function or class of the package by its name."""
-    if name in ("Settings", "Traits"):
-        return {"Settings": settings.Settings, "Traits": Traits}[name]
-    return functools.reduce(getattr, name.split("."), gemmtune)
+    return MADE[name] if name in MADE else functools.reduce(getattr, name.split("."), gemmtune)
 
 
 def answers() -> dict[str, list[str]]:
