@@ -7,6 +7,8 @@ import functools
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -290,3 +292,32 @@ def test_known_bugs_of_offsets_move_groups(make: Callable[..., Problem], wanted:
     tiles = {int(text.rpartition(" ")[2]): pieces.pop(text) for text in list(pieces) if "multiples" in text}
     assert pieces == wanted
     assert tiles == {tile: [(begin // tile * tile, end) for begin, end in PIECES] for tile in group_suspects.TILES}
+
+
+def test_known_bugs_of_routes_change_the_index_the_gates_or_the_weights() -> None:
+    problem = Problem.routed_grouped_mm(4, 2, 3, groups=2, tokens=3, gated="silu", dtype=torch.float32, device_type="cpu")
+    b = torch.arange(24.0).view(2, 3, 4)
+    given = Mock(a=torch.ones(3, 3), b=b, rows=torch.tensor([2, 0, 1, 2]), slots=torch.tensor([1, 3, 0, 2]), weights=WEIGHTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group_suspects.dataclasses, "replace", lambda _, **fields: fields)
+        changes = list(group_suspects._of_routes(problem, given, PIECES))
+    found: dict[str, Any] = {change.text: change.operands for change in changes if change.operands is not given}
+    assert [x.text for x in changes if x.operands is given] == ["gates by gelu for silu", "gates by gelu_tanh for silu"]
+    rows = {text: fields["rows"].tolist() for text, fields in found.items() if "rows" in fields}
+    assert rows == {
+        "row r of a used in place of row rows[r]": [0, 1, 2, 2], "the next row of a picked": [2, 1, 2, 2],
+        "rows of the index one place late": [2, 2, 0, 1], "rows of the index one place early": [0, 1, 2, 2],
+    }  # fmt: skip
+    columns = {text: fields["b"][0, 0].tolist() for text, fields in found.items() if "b" in fields}
+    assert columns == {"gates and the other columns exchanged": [2, 3, 0, 1], "gates taken from every second column": [0, 2, 1, 3]}
+    weights = {text: fields["weights"].flatten().tolist() for text, fields in found.items() if "weights" in fields}
+    assert weights == {
+        "weights dropped": [1, 1, 1, 1], "weights applied twice": [4, 9, 16, 25], "weights read as bfloat16": [2, 3, 4, 5],
+        "weights read as float16": [2, 3, 4, 5], "weights in the order of rows, not of slots": [4, 2, 5, 3],
+        "weights of the next slot": [3, 4, 5, 2], "only the first row of each token counts": [2, 0, 4, 0],
+        "only the last row of each token counts": [0, 3, 0, 5],
+    }  # fmt: skip
+    assert found["rows added in their own order, whatever their slots"]["slots"].tolist() == [0, 1, 2, 3]
+
+
+WEIGHTS = torch.tensor([[2.0, 3.0], [4.0, 5.0]])
