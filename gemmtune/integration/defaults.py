@@ -83,7 +83,7 @@ def _classes(model: nn.Module) -> dict[DeviceInfo, list[RowClass]]:
     if current.batch_invariant or current.rows != "shared":
         return {}
     for problem, device in _problems(model):
-        for rows_class in row_classes(problem)[:1]:
+        for rows_class in row_classes(problem):
             if origin_for(rows_class, device) and not _has_table(rows_class, device, current):
                 found.setdefault(device, {})[rows_class] = None
     return {device: list(classes) for device, classes in found.items()}

@@ -100,7 +100,7 @@ def alike(prepared_at: PreparedAt, rows: range) -> Iterator[range]:
 def rows_to_compare(of_rows: OfRows, rows: range) -> list[int]:
     """Return the Ms at which the derived rule is verified against plans: ends, powers of two, edges of units, and random ones."""
     lo, hi = rows[0], rows[-1]
-    wanted = {lo, lo + 1, rows[len(rows) // 2], hi - 1, hi, *rows[1:2], *rows[-2:]}
+    wanted = {*rows[:2], rows[len(rows) // 2], *rows[-2:]}
     wanted |= {power + step for i in range(32) for power in (1 << i,) for step in (-1, 0, 1)}
     for base, unit in {(x.base, x.unit) for x in of_rows.numbers if x.unit > 1}:
         units = (hi - base) // unit

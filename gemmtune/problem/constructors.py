@@ -8,7 +8,7 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack, cast, get_args, get_ty
 import torch
 
 from ..errors import InvalidProblemError
-from .contiguous import BiasShape, check_size, inp_layout, operand_layouts, scale_fields
+from .contiguous import BiasShape, check_option, check_size, inp_layout, operand_layouts, scale_fields
 from .dtypes import DType, as_dtype
 from .fields import scalar_class
 from .operation import Op
@@ -132,16 +132,18 @@ def _constructor(**defaults: Any) -> Callable[[Make], Make]:
         *plain, options = inspect.signature(make).parameters.values()
         (kind,) = get_args(get_type_hints(make)[options.name])
         known = {name: x.default for name, x in inspect.signature(_of).parameters.items()} | defaults
-        shown = [
+        own = [
             options.replace(name=x, kind=options.KEYWORD_ONLY, default=known[x], annotation=y)
             for x, y in get_type_hints(kind).items()
         ]
-        signature = inspect.Signature([*plain, *shown])
+        signature = inspect.Signature([*plain, *own])
 
         @functools.wraps(make)
         def checked(*args: Any, **given: Any) -> Any:
             for name in given.keys() - signature.parameters.keys():
                 raise TypeError(f"{make.__qualname__}() got an unexpected keyword argument {name!r}")
+            for name, value in given.items():
+                check_option(name, value)
             return make(*args, **{**defaults, **given})
 
         checked.__signature__ = signature  # type: ignore[attr-defined]
@@ -188,6 +190,8 @@ class Constructors:
     @_constructor()
     def mm_plus_mm(cls, m: int, n: int, k: int, k2: int | None = None, **options: Unpack[Floats]) -> Self:
         """Return out[M, N] = a[M, K] @ b[K, N] + c[M, K2] @ d[K2, N]. K2 defaults to K; ``layout`` applies to both products."""
+        if k2 is not None:
+            check_size("k2", k2)
         return _of(cls, "mm_plus_mm", (m, n, k), symbols={"K2": k if k2 is None else k2}, **options)
 
     @classmethod

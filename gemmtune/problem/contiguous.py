@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import cast, get_args
 
 import torch
 
 from ..errors import InvalidProblemError
+from ..foreign import shown
 from ..operand_kinds import BiasShape as BiasShape
 from .layout import Layout
 from .operation import Operation
+from .precision import Precision
 from .scales import Scales, WeightScales, scale_layouts, weight_scale_layout
 
 MOST = 2**31 - 1
@@ -83,6 +86,28 @@ def inp_layout(lead: tuple[int, ...], m: int, n: int, bias: BiasShape, dtype: to
     if bias not in shapes:
         raise InvalidProblemError(f"bias: got {bias!r}, expected one of {', '.join(shapes)}")
     return Layout.contiguous(shapes[bias], dtype)
+
+
+OPTION_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "dtype": ((torch.dtype, str), "a torch.dtype or its name"),
+    **dict.fromkeys(("dtype_b", "out_dtype", "scale_dtype"), ((torch.dtype, str, type(None)), "a torch.dtype or its name")),
+    **dict.fromkeys(("prepacked", "fast_accum", "zeros", "wide_index"), ((bool,), "True or False")),
+    **dict.fromkeys(("scales", "encoding", "imbalance", "gated", "bias"), ((str,), "a name")),
+    **dict.fromkeys(("alpha", "beta"), ((Real,), "a number")),
+    "layout": ((str,), "two letters, such as 'nt'"),
+    "tokens": ((int, type(None)), "an integer"),
+    "device_type": ((str, type(None)), "'cuda' or 'cpu'"),
+    "precision": ((Precision, type(None)), "a gemmtune.Precision"),
+    "density": ((Real,), "the share of blocks that exist, from 0 to 1"),
+}
+"""Types of the options, with what a message expects. Values have checks of their own."""
+
+
+def check_option(name: str, value: object) -> None:
+    """Raise InvalidProblemError if an option of a constructor has a wrong type."""
+    kinds, expected = OPTION_KINDS.get(name, ((object,), ""))
+    if not isinstance(value, kinds):
+        raise InvalidProblemError(f"{name}: got {shown(value)}, expected {expected}")
 
 
 def check_size(name: str, size: object) -> None:

@@ -14,6 +14,7 @@ from .operations import DENSE_OPS, ENCODINGS, OPERATIONS, OPTIONS, ROLES
 from .scales import GROUPS, SCALE_BLOCK, block_of, scale_shapes
 
 DEVICE_TYPES = ("cpu", "cuda")
+FLAGS = ("prepacked", "fast_accum")
 MOST_GROUPS = 1024
 """The largest number of groups, torch's limit."""
 
@@ -43,6 +44,9 @@ def check(problem: ProblemFields) -> None:
         raise InvalidProblemError(f"op: got {problem.op!r}, expected one of {', '.join(OPERATIONS)}")
     if problem.device_type not in DEVICE_TYPES:
         raise InvalidProblemError(f"device_type: got {problem.device_type!r}, expected one of {', '.join(DEVICE_TYPES)}")
+    for name in FLAGS:
+        if not isinstance(value := getattr(problem, name), bool):
+            raise InvalidProblemError(f"{name}: got {value!r}, expected True or False")
     _check_presence(problem, row)
     row = row.given([role for role, _ in problem.operands], gated=problem.gated)
     _check_matrices(problem, row)

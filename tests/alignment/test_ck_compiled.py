@@ -65,7 +65,7 @@ def turned() -> Problem:
     return dataclasses.replace(problem, out=dataclasses.replace(problem.out, stride=(1, problem.m)))
 
 
-BADDBMM = Problem.baddbmm(3, 100, 120, 1000, dtype=torch.float16, layout="nn", alpha="general", beta="general", device_type="cuda")
+BADDBMM = Problem.baddbmm(3, 100, 120, 1000, dtype=torch.float16, layout="nn", alpha=2.0, beta=0.5, device_type="cuda")
 SMALL = {
     "bf16-v3": (mm(512, 512, 512), "_64x64x64.*_v3_"),
     "bf16-v1-without-loop": (mm(512, 512, 64), "_64x64x64.*_v1_"),

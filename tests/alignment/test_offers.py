@@ -3,12 +3,13 @@
 ``PYTHONPATH=tests:tests/unit python tests/alignment/test_offers.py`` writes offers.json.
 
 A store and shipped tables keep choices by name. So a change of what is legal, of names or of claims is a decision. A digest covers
-the names and refusals, and for choices of each kind all plain data of which their source and launch are made. Templates are
-not part of it.
+the names and refusals, and for choices of each kind all plain data of which their source and launch are made. It also covers
+each plain value that a function of the backend returns. Templates are not part of it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ import torch
 from extras import needs
 from many_problems import problems
 from rotation import rotated
+from test_problem_facts import properties
+from watching import Watched, watching
 
 from gemmtune.backends.cpp.build import CppChoice
 from gemmtune.backends.cpp.plan import make_plan
@@ -40,7 +43,7 @@ DEVICES: dict[str, tuple[tuple[str, ...], int]] = {
 OTHER_ROWS = 240
 MOST_PACKED = 2**19
 """Elements of a weight that is packed."""
-PARTS = 4
+PARTS = 6
 """A commit takes one of so many parts of a backend's problems."""
 DESCRIBED = ("info", "claims", "packed_format", "legal_between", "one_kernel", "batch_invariant", "baseline")
 MADE_OF = ("spec", "values", "preamble", "blocks", "buffers", "record", "copying", "slices")
@@ -53,6 +56,11 @@ def described(choice: Choice, device: DeviceInfo) -> Iterator[str]:
     yield " ".join(repr(getattr(choice, name)) for name in MADE_OF if hasattr(choice, name))
     if hasattr(source := getattr(choice, "source", None), "values"):
         yield repr(source.values)
+    config = getattr(choice, "config", None)
+    parts = (config, getattr(config, "shape", None), getattr(config, "operation", None))
+    yield from (properties(x) for x in parts if dataclasses.is_dataclass(x))
+    if hasattr(choice, "expected"):
+        yield repr(choice.expected(device))
     if isinstance(choice, CppChoice):
         plan = make_plan(choice.problem, choice.config, choice.arch, vnni=choice.vnni)
         yield f"{source} {list(plan.words)} {plan.swapped} {plan.rows}"
@@ -73,16 +81,24 @@ def described(choice: Choice, device: DeviceInfo) -> Iterator[str]:
 
 def offered(backend: str, part: int) -> dict[str, str]:
     """Return the numbers of problems and choices and the digest of all, by operation and dtype, for one of PARTS."""
+    load(backend)
+    with watching(f"backends.{backend}") as watched:
+        return _offered(backend, part, watched)
+
+
+def _offered(backend: str, part: int, watched: Watched) -> dict[str, str]:
     archs, passes = DEVICES[backend]
     found: dict[str, list[list[str]]] = {}
     for number, (name, problem) in enumerate(problems("cpu" if backend == "cpp" else "cuda", passes)):
         if number // len(archs) % PARTS == part:
             device = preset(archs[number % len(archs)])
             offers = load(backend).enumerate(problem, device, Settings())
-            count = len(offers.choices)
-            kinds = {type(choice): i for i, choice in enumerate(offers.choices)}
-            few = [offers.choices[i] for i in sorted({0, count // 2, *kinds.values()})] if count else []
-            texts = [f"{device.arch} {problem}", *(line for choice in few for line in described(choice, device))]
+            kinds: dict[type[Choice], list[int]] = {}
+            for i, choice in enumerate(offers.choices):
+                kinds.setdefault(type(choice), []).append(i)
+            places = sorted(x for kind in kinds.values() for x in {kind[0], kind[len(kind) // 2], kind[-1]})
+            few = [offers.choices[i] for i in places]
+            texts = [f"{device.arch} {problem}", *watched.taken(), *(line for choice in few for line in described(choice, device))]
             texts += [f"{x.count} {x.name}: {x.reason}" for x in offers.refusals]
             found.setdefault(name, []).append([*(choice.name for choice in offers.choices), "", *texts])
     digests = {name: hashlib.sha256(repr(texts).encode()).hexdigest()[:8] for name, texts in found.items()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from extras import needs
 from gemmtune.backends.cuda.choice import CudaChoice
 from gemmtune.backends.table import load
 from gemmtune.backends.triton.kernel_choice import KernelChoice
+from gemmtune.backends.triton.mixed.offers import preferred_configs
 from gemmtune.choice import Choice
 from gemmtune.device import DeviceInfo, preset
 from gemmtune.problem import Problem
@@ -98,11 +100,37 @@ def ranked(backend: str) -> dict[str, list[str]]:
     return found
 
 
+def preferred() -> dict[str, list[str]]:
+    """Return the configs of the tables for mixed products with few, some and many rows: a change of a row is a decision."""
+    found = {}
+    for encoding, dtype, zeros, arch, m in itertools.product(
+        ("", "int4"), ("float16", "bfloat16"), (False, True), ("sm80", "sm90"), (16, 64, 512)
+    ):
+        problem = Problem.mixed_mm(
+            m,
+            8192,
+            8192,
+            dtype=dtype,
+            encoding=encoding,
+            zeros=zeros,
+            scales="group_128" if encoding else "column",
+            device_type="cuda",
+        )
+        for groups in (False, True):
+            configs = preferred_configs(problem, preset(arch), groups=groups)
+            found[f"{arch} {problem}{' by warp groups' * groups}"] = [str(config) for config in configs]
+    return found
+
+
+def test_tables_of_mixed_products_have_the_same_configs() -> None:
+    assert preferred() == json.loads(FILE.read_text())["preferred"]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_models_rank_choices_as_before(backend: str) -> None:
     assert ranked(backend) == json.loads(FILE.read_text())[backend]
 
 
 if __name__ == "__main__":
-    names = {name: ranked(name) for name in ("triton", "cuda", "cpp", "ck", "cutlass")}
+    names = {name: ranked(name) for name in ("triton", "cuda", "cpp", "ck", "cutlass")} | {"preferred": preferred()}
     FILE.write_text(json.dumps(names, indent=1) + "\n")

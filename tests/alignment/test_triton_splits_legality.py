@@ -64,3 +64,9 @@ def test_sums_of_two_products_and_batches_are_not_decomposed(search: str) -> Non
     pair = Problem.mm_plus_mm(64, 64, 8192, 8192, device_type="cuda")
     assert _offered(pair, search) == []
     assert _offered(Problem.bmm(2, 64, 64, 8192, device_type="cuda"), search) == []
+
+
+def test_slices_are_added_in_chunks_of_a_power_of_two() -> None:
+    wanted = {2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 16: 16, 17: 16, 100: 16}
+    choices = {slices: decompose.AddingChoice.after(LONG, preset("sm90"), slices, pdl=False) for slices in wanted}
+    assert {slices: choice.values["chunk"] for slices, choice in choices.items()} == wanted

@@ -324,6 +324,15 @@ def test_coarse_scales_are_repeated_for_the_coarsest_matching_mode(scale_a: str,
         assert torch.equal(fine.repeat_interleave(rows, 0).repeat_interleave(cols, 1)[: whole.shape[0], : whole.shape[1]], whole)
 
 
+@pytest.mark.parametrize(("version", "serves"), [("12.8", False), ("12.9", True), ("13.0", True), ("11.12", False), (None, True)])
+def test_scales_of_rows_need_a_cuda_version(version: str | None, serves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", version)
+    for scales in ("row", "block_128x128"):
+        problem = Problem.scaled_mm(64, 128, 256, scales=scales, device_type="cuda")
+        found = BACKEND.enumerate(problem, preset("sm90"), Settings()).refusals
+        assert [x.reason for x in found if "12.9" in x.reason] == ([] if serves else [found[0].reason])
+
+
 def test_scaled_mm_refuses_with_a_reason() -> None:
     def reasons(arch: str, **options: object) -> list[str]:
         problem = Problem.scaled_mm(64, 64, 256, device_type="cuda", **options)  # type: ignore[arg-type]

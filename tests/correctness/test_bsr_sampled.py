@@ -114,3 +114,20 @@ def test_of_no_terms_what_is_added_is_left() -> None:
 def test_wrong_calls_are_told(change, message: str) -> None:
     with pytest.raises(gemmtune.InvalidProblemError, match=message):
         gemmtune.sampled_addmm_bsr(*change(*drawn(torch.float32)))
+
+
+@pytest.mark.parametrize(
+    ("block", "tokens", "share", "products"), [((16, 8), 40, 0.125, 1), ((128, 256), 40, 1.0, 1), ((64, 256), 2**18, 1.0, 12)]
+)
+def test_small_blocks_keep_a_part_of_the_device_busy(block: tuple[int, int], tokens: int, share: float, products: int) -> None:
+    """The batch is divided so that copied operands stay within a limit. Copies are read and written."""
+    (rows, columns), count = block, 12
+    g, x = (torch.empty(4 * side, tokens, dtype=torch.bfloat16) for side in block)
+    ways = sampled._listed(4, count, g, x, block)
+    operands = 2 * 2 * count * tokens
+    assert {name: (way.times, way.copied_bytes, way.share) for name, way in ways.items()} == {
+        "dense": (1, 2 * 2 * count * rows * columns, 1.0),
+        "batched": (products, operands * (rows + columns), share),
+        **({"grouped": (1, operands * columns, share)} if products == 1 else {}),
+    }
+    assert ways["batched"].problem.batch == -(-count // products)

@@ -34,7 +34,7 @@ PROBLEMS = {
     "mm-f32": Problem.mm(256, 256, 256, dtype=torch.float32, layout="tn", device_type="cuda"),
     "mm-bf16-gelu": fused(),
     "mm-bf16-few": Problem.mm(16, 4096, 4096, device_type="cuda"),
-    "baddbmm-bf16": Problem.baddbmm(3, 100, 120, 1000, alpha="general", beta="general", device_type="cuda"),
+    "baddbmm-bf16": Problem.baddbmm(3, 100, 120, 1000, alpha=2.0, beta=0.5, device_type="cuda"),
     "mm-bf16-split": Problem.mm(128, 128, 8192, device_type="cuda"),
     "scaled_mm-row": Problem.scaled_mm(256, 512, 1024, scales="row", device_type="cuda"),
     "scaled_mm-e5m2": Problem.scaled_mm(

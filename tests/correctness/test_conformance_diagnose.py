@@ -85,7 +85,6 @@ ROUNDING_BUGS = {
     "bfloat16 partial sums of 4 K splits": (split_k(torch.bfloat16, 4), "bound:mm-bf16-64x96x256"),
     "accumulation in float16": (rounding_blocks(torch.float16), "bound:mm-f16-64x96x256"),
     "accumulation in bfloat16": (rounding_blocks(torch.bfloat16), "grade:mm-bf16-64x96x256"),
-    "overflow, as of accumulation in float16": (rounding_blocks(torch.float16), "width:mm-f16-33x40x96"),
     "result rounded to bfloat16": (lambda a, b: (a @ b).bfloat16().float(), "bound:mm-f32-33x40x65"),
     "result cut off to bfloat16, not rounded": (lambda a, b: cut_off(a @ b), "bound:mm-bf16-33x40x65"),
     "subnormal numbers became 0": (lambda a, b: torch.where((a @ b).abs() < 2.0**-126, 0.0, a @ b), "subnormal:mm-f32-33x40x65"),
@@ -96,6 +95,14 @@ ROUNDING_BUGS = {
 def test_diagnose_names_lost_precision(text: str) -> None:
     product, case_id = ROUNDING_BUGS[text]
     assert diagnosis(made(product), case_id) == text
+
+
+@pytest.mark.parametrize("size", [16, 32, 64, 128, 8, 4, 1])
+def test_diagnose_names_an_accumulator_that_is_rounded_after_any_block(size: int) -> None:
+    narrow = made(rounding_blocks(torch.float16, size))
+    assert diagnosis(narrow, "bound:mm-f16-64x96x256") == "accumulation in float16"
+    if size <= 16:
+        assert diagnosis(narrow, "width:mm-f16-33x40x96") == "overflow, as of accumulation in float16"
 
 
 def test_diagnose_does_not_take_lost_cancellation_for_a_narrow_accumulator() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from gemmtune.conformance.bench.outcome import CaseStatus
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.cases.scope import Scope
 from gemmtune.conformance.cases.statement import problem_of
+from gemmtune.conformance.diagnose import group_suspects
 from gemmtune.conformance.properties.table import PROPERTIES
 from gemmtune.conformance.runs.isolation import judge
 from gemmtune.declaration.labels import GROUPED
@@ -262,3 +266,58 @@ def test_functions_with_our_signatures_are_found_by_name_and_tested() -> None:
     assert set(NamespaceSubject("gemmtune", gemmtune, Traits()).traits.ops or ()) >= set(GROUPED)
     theirs = SimpleNamespace(grouped_mm=torch.nn.functional.grouped_mm)
     assert NamespaceSubject("theirs", theirs, Traits()).traits.ops == ("grouped_mm",)  # the others are not declared
+
+
+PIECES = [(0, 3), (3, 8), (8, 9)]
+MOVED_ROWS = {
+    "groups begin and end one row early": [(0, 2), (2, 7), (7, 8)], "groups begin and end one row late": [(1, 4), (4, 9), (9, 10)],
+    "offsets read as sizes of groups": [(0, 3), (3, 11), (11, 12)], "offsets of an earlier call": [(0, 5), (5, 5), (5, 12)],
+    "rows behind the last group taken for its own": [(0, 3), (3, 8), (8, 12)],
+}  # fmt: skip
+MOVED_TERMS = {
+    **{text.replace("row", "term"): pieces for text, pieces in MOVED_ROWS.items()},
+    "first term of the next group added": [(0, 4), (3, 9), (8, 10)], "first term of groups dropped": [(1, 3), (4, 8), (9, 9)],
+    "results in the places of the next groups": [(8, 9), (0, 3), (3, 8)],
+    "results in the places of the groups before": [(3, 8), (8, 9), (0, 3)], "last group left out": [(0, 3), (3, 8), (0, 0)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "wanted"), [(Problem.grouped_mm, MOVED_ROWS), (Problem.grouped_k_mm, MOVED_TERMS)], ids=["rows", "terms"]
+)
+def test_known_bugs_of_offsets_move_groups(make: Callable[..., Problem], wanted: dict[str, list[tuple[int, int]]]) -> None:
+    problem = make(12, 12, 12, groups=3, dtype=torch.float32, device_type="cpu")
+    found = group_suspects._of_offsets(problem, None, PIECES, [(5, 5, 12)], 12)  # type: ignore[arg-type]
+    pieces = {change.text: list(change.pieces) for change in found}
+    tiles = {int(text.rpartition(" ")[2]): pieces.pop(text) for text in list(pieces) if "multiples" in text}
+    assert pieces == wanted
+    assert tiles == {tile: [(begin // tile * tile, end) for begin, end in PIECES] for tile in group_suspects.TILES}
+
+
+def test_known_bugs_of_routes_change_the_index_the_gates_or_the_weights() -> None:
+    problem = Problem.routed_grouped_mm(4, 2, 3, groups=2, tokens=3, gated="silu", dtype=torch.float32, device_type="cpu")
+    b = torch.arange(24.0).view(2, 3, 4)
+    given = Mock(a=torch.ones(3, 3), b=b, rows=torch.tensor([2, 0, 1, 2]), slots=torch.tensor([1, 3, 0, 2]), weights=WEIGHTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group_suspects.dataclasses, "replace", lambda _, **fields: fields)
+        changes = list(group_suspects._of_routes(problem, given, PIECES))
+    found: dict[str, Any] = {change.text: change.operands for change in changes if change.operands is not given}
+    assert [x.text for x in changes if x.operands is given] == ["gates by gelu for silu", "gates by gelu_tanh for silu"]
+    rows = {text: fields["rows"].tolist() for text, fields in found.items() if "rows" in fields}
+    assert rows == {
+        "row r of a used in place of row rows[r]": [0, 1, 2, 2], "the next row of a picked": [2, 1, 2, 2],
+        "rows of the index one place late": [2, 2, 0, 1], "rows of the index one place early": [0, 1, 2, 2],
+    }  # fmt: skip
+    columns = {text: fields["b"][0, 0].tolist() for text, fields in found.items() if "b" in fields}
+    assert columns == {"gates and the other columns exchanged": [2, 3, 0, 1], "gates taken from every second column": [0, 2, 1, 3]}
+    weights = {text: fields["weights"].flatten().tolist() for text, fields in found.items() if "weights" in fields}
+    assert weights == {
+        "weights dropped": [1, 1, 1, 1], "weights applied twice": [4, 9, 16, 25], "weights read as bfloat16": [2, 3, 4, 5],
+        "weights read as float16": [2, 3, 4, 5], "weights in the order of rows, not of slots": [4, 2, 5, 3],
+        "weights of the next slot": [3, 4, 5, 2], "only the first row of each token counts": [2, 0, 4, 0],
+        "only the last row of each token counts": [0, 3, 0, 5],
+    }  # fmt: skip
+    assert found["rows added in their own order, whatever their slots"]["slots"].tolist() == [0, 1, 2, 3]
+
+
+WEIGHTS = torch.tensor([[2.0, 3.0], [4.0, 5.0]])

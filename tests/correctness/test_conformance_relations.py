@@ -167,3 +167,20 @@ def test_memory_shared_by_threads_is_found() -> None:
 def test_undeclared_properties_are_not_tested(name: str, declared: dict[str, object], reason: str) -> None:
     with pytest.raises(AssertionError, match=reason):
         cases_of(name, subject_of(torch.matmul, **declared))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("factor", [metamorphic.A_SCALE, metamorphic.B_SCALE])
+def test_scaling_is_exact_between_the_ends_of_a_format(dtype: torch.dtype, factor: float) -> None:
+    """A sum just below the smallest normal number rounds to it, and its multiple to less than the multiple of it."""
+    info = torch.finfo(dtype)
+    least, most = torch.tensor([info.smallest_normal, info.max / factor], dtype=dtype)
+    above, beyond = (torch.nextafter(x, torch.tensor(float("inf"), dtype=dtype)) for x in (least, most))
+    sizes = torch.stack([torch.zeros_like(least), least / 2, least, above, torch.ones_like(least), most, beyond])
+    apart = [True, True, True, False, False, False, True]
+    assert metamorphic._rounded_apart(sizes, factor).tolist() == apart
+    assert metamorphic._rounded_apart(-sizes, factor).tolist() == apart
+    step = above.double() - least.double()
+    total = least.double() - step * 3 / 8
+    assert total.to(dtype) == least
+    assert (total * factor).to(dtype) < least * factor

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import pickle
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -393,3 +394,21 @@ def test_without_a_temporary_folder_layers_are_optimized_all_the_same(own_store,
         layer = gemmtune.optimize(nn.Linear(8, 8))
     assert is_optimized(layer)
     gemmtune.restore(layer)
+
+
+@pytest.mark.parametrize(
+    ("in_graph_only", "prepared", "hip", "kept"),
+    [
+        (False, None, None, ("the plan", 0)), (True, None, None, (None, 77)), (True, "launched natively", None, ("the plan", 0)),
+        (True, None, "6.3", ("the plan", 0)), (False, None, "6.3", ("the plan", 0)),
+    ],
+)  # fmt: skip
+def test_a_pick_for_graphs_only_is_kept_with_the_function_that_sees_captures(in_graph_only, prepared, hip, kept, monkeypatch):
+    """A pick that the native look-up launches itself, and one for HIP, run outside of graphs too."""
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(modules, "find_driver", lambda: SimpleNamespace(capture_info=77))
+    plan = SimpleNamespace(kernel=SimpleNamespace(prepared=prepared))
+    bound = eager.Bound(SimpleNamespace(plan=plan, in_graph_only=in_graph_only), (torch.ones(2, 2),))
+    found = modules._native_of(bound)
+    assert ("the plan" if found[0] is plan else found[0], found[1]) == kept
+    assert modules._native_of(None) == (None, 0)

@@ -104,6 +104,15 @@ def test_the_grid_has_at_most_one_program_per_tile() -> None:
     assert most_tiles(Problem.grouped_mm(3, 16, 16, groups=9, device_type="cpu"), SMALL) == 3
 
 
+def test_tiles_are_counted_in_32_bits() -> None:
+    config = replace(SMALL, block_k=32)
+    reasons = {
+        side: why_not_config(Problem.grouped_mm(side, side, 64, groups=1, device_type="cuda"), preset("sm90"), config)
+        for side in (2**19 - 64, 2**19)
+    }
+    assert reasons == {2**19 - 64: None, 2**19: "more tiles than 32 bits can count"}
+
+
 @pytest.mark.turn(3, 4)
 @pytest.mark.parametrize("arch", rotated(["sm80", "sm90"], 2, "grouped"))
 def test_every_config_fits_and_the_best_compile(arch: str) -> None:

@@ -102,12 +102,12 @@ def in_float64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.double() @ b.double()
 
 
-def rounding_blocks(dtype: torch.dtype) -> Product:
-    """Return a product with an accumulator of ``dtype``, rounded after each block of 16."""
+def rounding_blocks(dtype: torch.dtype, size: int = 16) -> Product:
+    """Return a product with an accumulator of ``dtype``, rounded after each block of ``size`` elements of K."""
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         acc = torch.zeros((*a.shape[:-1], b.shape[-1]), dtype=dtype, device=a.device)
-        for block in blocks(a, b):
+        for block in blocks(a, b, size):
             acc = (acc.to(a.dtype) + block).to(dtype)
         return acc.to(a.dtype)
 

@@ -29,13 +29,18 @@ BROAD: dict[str, tuple[str, ...]] = {
     "cli": ("unit/test_cli_tune.py",),
     "conformance": (
         "unit/test_conformance_cases.py", "correctness/test_conformance_mutants.py", "correctness/test_conformance_bsr.py",
+        "unit/test_answers.py",
     ),
     "declaration": ("correctness/test_expectations.py", "correctness/test_conformance_bsr.py"),
+    "dispatch": ("unit/test_answers.py",),
     "numerics": ("correctness/test_expectations.py", "correctness/test_bsr.py", "correctness/test_verify_broken.py"),
+    "ops": ("unit/test_answers.py",),
     "problem": (
         "unit/test_problem_facts.py", "correctness/test_expectations.py", "alignment/test_offers.py", "unit/test_rules.py",
-        "correctness/test_grouped.py", "correctness/test_verify_broken.py",
+        "correctness/test_grouped.py", "correctness/test_verify_broken.py", "unit/test_answers.py",
     ),
+    "quantized": ("unit/test_answers.py",),
+    "sparse": ("unit/test_answers.py",),
     "untrusted": ("judge/test_verdict.py", "judge/test_walls.py", "judge/test_hacks.py"),
 }  # fmt: skip
 """Tests that use many modules of a package without mentioning them. They run last."""

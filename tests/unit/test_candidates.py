@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_choices import CLAIMS, PROBLEM, Fake
 
-from gemmtune.choice import Offers, Status
+from gemmtune.choice import Availability, Offers, Status
 from gemmtune.device import detect
+from gemmtune.selector import offers as offers_module
 from gemmtune.selector.candidates import Candidates, Retry, row_of
 from gemmtune.selector.result import ALONE, DISTURBED, LIMIT_S, SETTLED, Outcome, remedy_for
 from gemmtune.settings import Settings, current
@@ -156,3 +158,27 @@ def test_a_fused_product_tries_only_kernels_near_the_unfused_fastest() -> None:
     fused = dataclasses.replace(empty, offers=Offers(choices=[x for name, x in made.items() if name != "fake:only alone"]))
     assert [c.name for c in fused.narrowed(alone).offers.choices] == ["aten:mm", "fake:best", "fake:near"]
     assert fused.narrowed(empty) is fused
+
+
+class Hindered(Named):
+    """A choice that this machine cannot compile."""
+
+    obstacle = "no compiler"
+
+
+@pytest.mark.parametrize("available", [True, False])
+@pytest.mark.parametrize("on_this_machine", [True, False])
+def test_what_this_machine_cannot_run_is_offered_for_others_only(
+    available: bool, on_this_machine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [kind(name=f"fake:{kind.__name__}", backend="aten", problem=PROBLEM, claims=CLAIMS) for kind in (Named, Hindered)]
+    backend = SimpleNamespace(
+        available=lambda _: Availability(ok=available, detail="no library"), enumerate=lambda *_: Offers(choices=tuple(made)),
+        serves_by_default=lambda _: True,
+    )  # fmt: skip
+    monkeypatch.setattr(offers_module, "load", lambda _: backend)
+    found = offers_module.legal_offers(PROBLEM, detect("cpu"), Settings(backends=("aten",)), on_this_machine=on_this_machine)
+    names = ["fake:Named", "fake:Hindered"] if not on_this_machine else ["fake:Named"] if available else []
+    refused = {"fake:Hindered": "no compiler"} if available else {"aten": "no library"}
+    assert [x.name for x in found.choices] == names
+    assert {x.name: x.reason for x in found.refusals} == (refused if on_this_machine else {})

@@ -80,7 +80,7 @@ def test_legality_is_asserted_where_the_text_is_compiled() -> None:
 
 def test_the_epilogue_matches_torch(tmp_path: Path) -> None:
     """Compile for the CPU the functor that CK calls for each element."""
-    product = Problem.baddbmm(2, 256, 512, 1024, alpha="general", beta="general", device_type="cuda")
+    product = Problem.baddbmm(2, 256, 512, 1024, alpha=2.0, beta=0.5, device_type="cuda")
     bias, gate = torch.empty(512, dtype=torch.float32, device="meta"), torch.empty(2, 256, 512, dtype=torch.float32, device="meta")
 
     def epilogue(acc: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -323,3 +323,19 @@ def test_settings_are_shown_with_their_sources(capsys, own_store):
     assert capsys.readouterr().out == "nothing differs from the defaults\n"
     assert cli.run(["settings", "serch"]) == 2
     assert "settings: got 'serch', expected names out of backends, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("json_first", [True, False])
+def test_standard_output_has_json_alone_to_the_end_of_the_process(json_first: bool) -> None:
+    program = """
+from gemmtune.cli import output
+if {json_first}:
+    with output.reserved_stdout():
+        print("meanwhile")
+        output.print_json("[]")
+print("after")
+output.seal_stdout()
+print("at the end", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", program.format(json_first=json_first)], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (("[]\nafter\n", "meanwhile\nat the end\n") if json_first else ("after\nat the end\n", ""))

@@ -12,7 +12,8 @@ import torch
 
 import gemmtune
 from gemmtune import QuantizedWeight, settings
-from gemmtune.integration.compile import extern
+from gemmtune.errors import InvalidProblemError
+from gemmtune.integration.compile import extern, lowering, products
 from gemmtune.integration.compile.decisions import FixedPolicy
 from gemmtune.integration.compile.rewriting import RewriteProducts
 from gemmtune.integration.compile.store_policy import StorePolicy
@@ -106,3 +107,41 @@ def test_quantized_weights_of_different_layouts_share_no_graphs() -> None:
     assert len(set(keys)) == len(keys)
     assert key(weight()) == keys[0]
     assert gemmtune.__version__ in keys[0]
+
+
+@pytest.mark.parametrize(
+    ("strides", "steps"),
+    [
+        ((4, 1), ["realized", "exact (4, 1)", "realized"]), ((1, 4), ["realized", "exact (1, 4)", "realized"]),
+        ((0, 4, 1), ["exact (0, 4, 1)", "realized"]), ((torch.SymInt, 1), ["realized", f"exact {(torch.SymInt, 1)}", "realized"]),
+        ((), ["realized"]),
+    ],
+)  # fmt: skip
+def test_the_source_of_an_operand_is_in_memory_unless_it_is_expanded(
+    strides: tuple[object, ...], steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    kernel = Mock()
+    kernel.realize_input = lambda x: (done.append("realized"), x)[1]
+    kernel.require_exact_strides = lambda x, strides: (done.append(f"exact {strides}"), x)[1]
+    monkeypatch.setattr(lowering.ir, "ExternKernel", kernel)
+    assert lowering._with_strides("x", strides) == "x"
+    assert done == steps
+
+
+@pytest.mark.parametrize(
+    ("rank", "sizes", "wanted"),
+    [(2, None, (2, 5)), (1, None, (2, 5)), (2, (2, 1), (4, 6)), (1, (1,), (6,)), (0, (), (6,)), (3, (1, 2, 1), (4, 6))],
+)
+def test_operands_of_an_epilogue_have_their_layout_or_are_expanded(rank: int, sizes: object, wanted: tuple[int, ...]) -> None:
+    problem = gemmtune.Problem.mm(4, 6, 8, dtype=torch.float16, device_type="cpu")
+    operand = Mock(node=Mock(meta={"val": torch.empty(21, dtype=torch.float32)[1:].view(4, 5)[:2]}), rank=rank, sizes=sizes)
+    found = products._operand_layout(operand, problem)
+    stride = (5, 1) if sizes is None else gemmtune.Layout.contiguous(wanted, torch.float32).stride
+    assert found == gemmtune.Layout(size=wanted, stride=stride, dtype=torch.float32, offset=1)
+
+
+def test_operands_of_an_epilogue_have_known_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_number", lambda _: None)
+    with pytest.raises(InvalidProblemError, match="only known when it runs"):
+        products._operand_layout(Mock(node=Mock(meta={"val": torch.empty(6)})), gemmtune.Problem.mm(4, 6, 8, device_type="cpu"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import importlib.resources
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cpp_kernels import needs_compiler
+from extras import needs
 from test_cpp_epilogue import GRID, ROUNDED, SPECIAL, UNARY, by_column
 
 from gemmtune.backends.cpp.compiler import find_compiler
@@ -251,3 +254,18 @@ def test_a_status_of_cutlass_is_an_error_that_names_it(refused_by, status, monke
     with pytest.raises(ErrorFromChoice, match=f"CUTLASS: {named}") if status else contextlib.nullcontext():
         choice.bind(library).run(out, (a, b), ())
     assert len(calls) == (refused_by != "check")
+
+
+@needs("cutlass")
+def test_statuses_have_the_numbers_of_cutlass_header():
+    header = importlib.resources.files("cutlass_library").joinpath("source/include/cutlass/cutlass.h").read_text()
+    enumerators = re.findall(r"^  k(\w+),", header[header.index("enum class Status") :], re.MULTILINE)
+    names = {
+        "misaligned operand": "ErrorMisalignedOperand", "invalid data type": "ErrorInvalidDataType",
+        "invalid layout": "ErrorInvalidLayout", "invalid problem": "ErrorInvalidProblem", "not supported": "ErrorNotSupported",
+        "workspace is null": "ErrorWorkspaceNull", "internal error": "ErrorInternal", "architecture mismatch": "ErrorArchMismatch",
+        "insufficient driver": "ErrorInsufficientDriver", "out of memory": "ErrorMemoryAllocation",
+    }  # fmt: skip
+    assert {enumerators.index(name): text for text, name in names.items()} == {
+        number: text for number, text in launch.STATUSES.items() if number < 11
+    }

@@ -135,8 +135,9 @@ def test_a_table_whose_kernels_are_lost_is_made_again(lost, monkeypatch):
         kernel = type(next(x for x in defaults.offered_by("cpp", _work(rows_class), PROBLEM)))
         monkeypatch.setattr(kernel, "compiled", property(lambda _: bool(again)))
     assert not made_by._has_table(rows_class, device, settings.current())
-    with settings.patch(backends=("aten",)):
-        assert made_by._has_table(rows_class, device, settings.current())
+    for excluded in ({"backends": ("aten",)}, {"choice_denylist_regex": "cpp:.*"}, {"choice_allowlist_regex": "aten:.*"}):
+        with settings.patch(**excluded):
+            assert made_by._has_table(rows_class, device, settings.current())
     with settings.patch(tune="predict"):
         forget_plans()
         for rows in (5, 10):

@@ -81,7 +81,7 @@ def test_strides_are_between_the_lines_that_are_contiguous(fake: FakeHip, layout
 
 
 def test_batches_have_a_product_for_each_z(fake: FakeHip) -> None:
-    problem = Problem.baddbmm(5, 64, 96, 256, alpha="general", beta="general", device_type="cuda")
+    problem = Problem.baddbmm(5, 64, 96, 256, alpha=2.0, beta=0.5, device_type="cuda")
     got = launch(fake, problem)
     assert got.grid[2] == 5
     work = got.work
@@ -123,7 +123,7 @@ def test_scales_and_operands_of_an_epilogue_follow_each_other(fake: FakeHip) -> 
 
 def test_cached_launches_are_independent(fake: FakeHip, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher_module, "MOST_READY", 3)
-    one = launcher(fake, choice(Problem.addmm(64, 96, 256, alpha="general", device_type="cuda")).record)
+    one = launcher(fake, choice(Problem.addmm(64, 96, 256, alpha=2.0, device_type="cuda")).record)
     asked = [
         (s, OUT_AT + 256 * i, alpha)
         for s, i, alpha in ((1, 0, 1.0), (2, 0, 1.0), (1, 1, 1.0), (1, 0, 2.0), (3, 4, 6.0), (1, 0, 1.0))
@@ -171,7 +171,7 @@ def test_runtime_errors_are_reported(fake: FakeHip) -> None:
 
 def test_a_bound_kernel_launches_on_the_current_stream(fake: FakeHip, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 40 + device, raising=False)
-    problem = Problem.addmm(64, 96, 256, alpha="general", beta="zero", bias="n", device_type="cuda")
+    problem = Problem.addmm(64, 96, 256, alpha=2.0, beta=0, bias="n", device_type="cuda")
     one = choice(problem)
     run = bind(launcher(fake, one.record, device=2), problem, one.name)
     operands = [torch.empty_strided(x.size, x.stride, dtype=x.dtype) for _, x in problem.operands]

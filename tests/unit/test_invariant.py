@@ -31,7 +31,7 @@ from gemmtune.problem.grouped_compositions import spans
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector import invariant
 from gemmtune.selector.range_result import RangeResult
-from gemmtune.selector.reduction_classes import likely_classes, mean_loss
+from gemmtune.selector.reduction_classes import MOST_FLOPS, likely_classes, mean_loss, top_row
 from gemmtune.selector.segments import INVARIANT, Table
 from gemmtune.settings import Settings
 from gemmtune.store.row import Ranged
@@ -206,6 +206,14 @@ def test_one_run_and_an_agreed_class_always_compete(agreed: str):
     work = SimpleNamespace(choices=choices, wrong={}, rough=rough, agreed=agreed)
     found = [x.parts[0] if x.parts else K for x in likely_classes(work, {1: None, 64: None})]  # type: ignore[arg-type]
     assert found == ([3, 24, 2, 4] if agreed else [24, 2, 4, 6])
+
+
+@pytest.mark.parametrize(("device_type", "n", "top"), [("cpu", 64, 64), ("cpu", 2**18, 32), ("cpu", 2**24, 1), ("cuda", 2**22, 64)])
+def test_a_cpu_compares_rows_of_quick_products(device_type: str, n: int, top: int):
+    """One row of the widest takes more than is wanted, and is compared."""
+    [rows_class, *_] = row_classes(Problem.mm(1, n, MOST_FLOPS // 2**24, dtype=torch.float32, device_type=device_type))
+    work = SimpleNamespace(rows_class=rows_class, rows=range(1, 65), device=SimpleNamespace(type=device_type))
+    assert top_row(work) == top  # type: ignore[arg-type]
 
 
 def test_a_class_has_the_fastest_of_its_choices_for_each_m(backend: SummingBackend):

@@ -204,6 +204,20 @@ def test_launch_arguments_follow_m(form: str, backend: str, monkeypatch: pytest.
     assert chosen
 
 
+@pytest.mark.parametrize(("rows", "unit"), [(range(5, 5000), 48), (range(16, 5000, 16), 128), (range(1, 9), 1), (range(7, 8), 4)])
+def test_rows_to_compare_are_ends_powers_edges_of_units_and_a_dozen_others(rows: range, unit: int) -> None:
+    of_rows: Any = types.SimpleNamespace(numbers=(types.SimpleNamespace(base=rows[0], unit=unit),))
+    compared, (lo, hi) = following.rows_to_compare(of_rows, rows), (rows[0], rows[-1])
+    units = (hi - lo) // unit
+    edges = {lo + units * part // 3 * unit + step for part in range(4) for step in (0, 1)} if unit > 1 else set()
+    powers = {(1 << i) + step for i in range(13) for step in (-1, 0, 1)}
+    wanted = {m for m in powers | edges | {lo, lo + 1, hi - 1, hi, rows[len(rows) // 2], *rows[:2], *rows[-2:]} if m in rows}
+    others = set(compared) - wanted
+    assert compared == sorted({*wanted, *others})
+    assert (8 if len(rows) > 20 else 0) <= len(others) <= 12
+    assert others < set(rows)
+
+
 def test_a_captured_stream_is_left_to_python(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture has memory of its own, but on the stream of Inductor's trees, in whose graphs nothing may remain."""
     assert LONG.record.workspace_bytes > 0

@@ -60,6 +60,9 @@ def test_fields_words_and_units(file: Path) -> None:
         f"cpp:{status}": word for status, word in WORDS.items()
     } | {"cpp:compared": "correct"}
     assert [name for name, result in results.items() if result["correctness"]] == ["cpp:compared"], "others were not compared"
+    reasons = {name: [x["value"] for x in result["measurements"] if x["name"] == "reason"] for name, result in results.items()}
+    failed = [f"cpp:{status}" for status in WORDS if status is not Status.OK]
+    assert {name: found for name, found in reasons.items() if found} == {name: ["gave no answer"] for name in failed}
     compared = results["cpp:compared"]
     assert compared["configuration"].keys() == {"problem", "machine", "choice", "backend", "tile", "stages"}
     assert compared["times"] == {"runtimes": [0.02]}

@@ -87,7 +87,7 @@ class Scope:
         undeclared = [name for name in ("alpha", "beta") if getattr(case, name) != "one" and not getattr(traits, name)]
         if case.added and (case.bias not in traits.bias or undeclared):
             return False
-        if traits.min_alignment <= min(DTYPES[case.dtype].itemsize, case.b_dtype.itemsize):
+        if traits.min_alignment <= case.b_dtype.itemsize:  # b is never wider than a
             return True
         problem = problem_of(case, self.device_type)
         layouts = [x for x in (problem.a, None if case.row.sparse else problem.b, problem.c, problem.d) if x is not None]

@@ -115,13 +115,20 @@ def check_scaling(bench: Bench) -> None:
     )
 
     def times(result: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """Return the scaled result, but ``other`` where scaling is not exact: subnormal numbers, and numbers that overflow."""
-        before, info = result.double(), dtype_info(result.dtype)
-        rounded_apart = (before.abs() < info.smallest_normal) | (before.abs() * factor > info.largest)
-        return torch.where(rounded_apart, other, (before * factor).to(result.dtype))
+        """Return the scaled result, but ``other`` where scaling is not exact."""
+        return torch.where(_rounded_apart(result, factor), other, (result.double() * factor).to(result.dtype))
 
     name, exact = f"{which} times {factor:g}", not bench.claims.deterministic
     return _expect_alike((bench, operands), (bench, scaled), times, name=name, exact=exact)
+
+
+def _rounded_apart(result: torch.Tensor, factor: float) -> torch.Tensor:
+    """Return True where a sum and its multiple may round differently: up to the smallest normal number, and on overflow.
+
+    A sum just below the smallest normal number may round to it, and its multiple to less than the multiple of it.
+    """
+    size, info = result.double().abs(), dtype_info(result.dtype)
+    return (size <= info.smallest_normal) | (size * factor > info.largest)
 
 
 def check_k_padding(bench: Bench) -> None:

@@ -1,8 +1,7 @@
 """Configs of the float32-by-parts kernel: a compile-time ``Shape``, launch parameters, and the legality predicate."""
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from ....device import DeviceInfo
 from ....problem import Layout, Problem
@@ -39,7 +38,7 @@ class Shape:
     block_m: int
     block_n: int
     stages: int
-    cluster_k: int = 1
+    cluster_k: int
     halves: int = 1
     keeps: bool = False
 
@@ -88,8 +87,8 @@ class Shape:
 
 
 def _shapes(block_m: int, block_n: int, stages: int, *cluster_k: int, halves: int = 1, keeps: bool = False) -> tuple[Shape, ...]:
-    one = Shape(block_m=block_m, block_n=block_n, stages=stages, halves=halves, keeps=keeps)
-    return tuple(dataclasses.replace(one, cluster_k=blocks) for blocks in cluster_k)
+    rest: dict[str, Any] = {"halves": halves, "keeps": keeps}
+    return tuple(Shape(block_m=block_m, block_n=block_n, stages=stages, cluster_k=blocks, **rest) for blocks in cluster_k)
 
 
 SHAPES: tuple[Shape, ...] = (
