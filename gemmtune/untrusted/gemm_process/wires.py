@@ -60,6 +60,19 @@ def wired(note: Note, is_own: Callable[[int], bool]) -> Callable[[bool], None]:
     return lambda quiet: silent.append(True) if quiet else silent.clear()
 
 
+def drawing(note: Note) -> Callable[[], None]:
+    """Return a function that draws one of torch's random numbers, and notes if it has drawn the same one before."""
+    drawn, draw, most = set[int](), torch.randint, 2**62
+
+    def draws() -> None:
+        number = int(draw(most, (), device="cpu", dtype=torch.int64))
+        if number in drawn:
+            note("sets", "torch's random numbers to earlier ones")
+        drawn.add(number)
+
+    return draws
+
+
 def anonymous(modules: Sequence[ModuleType]) -> None:
     """Give the code of modules names that tell nothing, so that a stack shows neither who calls a GEMM nor for what."""
 
