@@ -61,16 +61,22 @@ def wired(note: Note, is_own: Callable[[int], bool]) -> Callable[[bool], None]:
 
 
 def drawing(note: Note) -> Callable[[], None]:
-    """Return a function that draws one of torch's random numbers, and notes if it has drawn the same one before."""
-    drawn, draw, most = set[int](), torch.randint, 2**62
+    """Return a function that draws random numbers, and notes if it has drawn the same one before."""
+    integers, bits, of_numpy, most = torch.randint, random.getrandbits, np.random.randint, 2**62
+    draws: Mapping[str, Callable[[], int]] = {
+        "torch": lambda: int(integers(most, (), device="cpu", dtype=torch.int64)),
+        "Python": lambda: bits(62),
+        "numpy": lambda: int(of_numpy(most)),
+    }
+    drawn = {name: set[int]() for name in draws}
 
-    def draws() -> None:
-        number = int(draw(most, (), device="cpu", dtype=torch.int64))
-        if number in drawn:
-            note("sets", "torch's random numbers to earlier ones")
-        drawn.add(number)
+    def draw() -> None:
+        for name, number in [(name, one()) for name, one in draws.items()]:
+            if number in drawn[name]:
+                note("sets", f"the random numbers of {name} to earlier ones")
+            drawn[name].add(number)
 
-    return draws
+    return draw
 
 
 def anonymous(modules: Sequence[ModuleType]) -> None:
