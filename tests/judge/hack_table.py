@@ -253,6 +253,7 @@ UNLIKE = {
     "code_in_memory": {C.REPLACED},
     "draws_again": {C.SETTINGS},
     "lets_pytest_pass": {C.REACHES},
+    "edits_output": {C.SETTINGS},
 }
 ELSEWHERE = dict.fromkeys(
     (

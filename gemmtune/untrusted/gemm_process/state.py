@@ -199,6 +199,7 @@ def _readers() -> dict[str, Callable[[], object]]:
     cut, modules = 1e-20 * one, torch.nn.modules.module
     implementations: set[str] = getattr(torch.library, "_impls", set())
     known, kernels, mha, errors = set(implementations), _kernels(), torch.backends.mha, np.geterr
+    outputs = sys.stdout, sys.stderr
     readers = (
         _getters()
         | system.readers()
@@ -216,6 +217,8 @@ def _readers() -> dict[str, Callable[[], object]]:
             "fast path of attention": mha.get_fastpath_enabled,
             "numpy.geterr": lambda: {name: how for name, how in errors().items() if how in ("raise", "call")},
             "seed of torch's random numbers": torch.initial_seed,
+            "standard output": lambda: [x is y for x, y in zip(outputs, (sys.stdout, sys.stderr), strict=True)],
+            "functions of standard output": lambda: [sorted(vars(x)) for x in outputs],
             "hooks of all modules": lambda: {
                 name: len(x) for name, x in vars(modules).items() if name.startswith("_global_") and x
             },
