@@ -117,7 +117,7 @@ def timed_calls(
             if now > of_named and not planned.sure:
                 continue
         else:
-            if now > deadline and asked.key in seen:
+            if now > deadline and asked.key in seen and not planned.sure:
                 planned = asked.untimed
                 if planned.key in seen:
                     continue
@@ -153,7 +153,8 @@ def _plan(
     yield Planned(case=deep, calls=fewer, profiled=level.profiled)
     for op_, dtype, calls in small:
         yield Planned(case=drawn(op_, dtype, SMALL_MACS), calls=calls, profiled=level.profiled)
-    yield Planned(case=decoding, calls=EACH_KIND, profiled=level.profiled)
+    takes_s = EACH_KIND * decoding.m * decoding.n * decoding.k * trial.pace_s
+    yield Planned(case=decoding, calls=EACH_KIND, profiled=level.profiled, sure=takes_s < level.named_s)
     largest = GPU_MACS if on_gpu else level.largest * PER_M
     for number, dtype in enumerate(in_turn[2:]):
         quick = largest if on_gpu else min(largest, max(round(TIMED_S / trial.pace_s), LARGE_MACS))

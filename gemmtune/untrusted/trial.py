@@ -20,7 +20,7 @@ from .candidate import OTHERS, Candidate, CandidateEnded, RemoteError
 from .checks import Checker, Trouble, is_constant
 from .clock import Reading
 from .conduct import Conduct
-from .kinds import CHANGING, operands_of, order
+from .kinds import CHANGING, KINDS, operands_of, order
 from .memory import POISON
 from .repeats import SUSPICIOUS, is_from_memory, second_look
 from .run import Run
@@ -33,8 +33,8 @@ PAGES = (3, 3, 3, 40, 81, 122)
 """Pages at which operands begin: mostly the same one."""
 MOST_TWINS = 6
 """Timed calls of a shape that the twin repeats."""
-LEAST_TIMED = 12
-"""Calls that are made to have a time, even if the time is over."""
+LEAST_CALLS, QUICK_S = 1 + len(KINDS), 0.1
+"""Calls that are made if they are timed, or the latest one is so quick, even if the time is over: each kind of operands."""
 SLOW_START_S = 10.0
 """Seconds of a call, compilation included, of a GEMM that gets no twin."""
 MOST_WRONG = 3
@@ -87,7 +87,6 @@ class Trial:
         places = frozenset({1, *self.rng.sample(range(1, count + 1), min(profiled, count))} if profiled else ())
         run = Run(checker=checker, call=self._subject.caller(problem), rng=self.rng, profiled=places)
         refused, number, first_s = "", 0, 0.0
-        least = max(self._least, min(LEAST_TIMED, count)) if timed else self._least
         kept: Operands | None = None
         try:
             self._reserve(problem)
@@ -97,6 +96,7 @@ class Trial:
                 for number, kind in enumerate(order(count, self.rng), 1):
                     kept = self._step(run, kind, kept, number, timed=timed)
                     first_s = first_s or self._candidate.last.wall_s
+                    least = max(self._least, min(LEAST_CALLS, count) if timed or self._candidate.last.wall_s < QUICK_S else 0)
                     if len(run.wrong) >= MOST_WRONG or (number >= least and clock.now_s() > deadline):
                         break
                 if is_from_memory(run.repeats, SUSPICIOUS):

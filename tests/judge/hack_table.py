@@ -248,6 +248,12 @@ UNLIKE = {
     "tolerates_more": {C.REPLACED},
     "slows_memory": {C.SETTINGS},
     "slows_threads": {C.SETTINGS},
+    "slows_products": {C.SETTINGS},
+    "handles_faults": {C.SETTINGS},
+    "code_in_memory": {C.REPLACED},
+    "draws_again": {C.SETTINGS},
+    "lets_pytest_pass": {C.REACHES},
+    "edits_output": {C.SETTINGS},
 }
 ELSEWHERE = dict.fromkeys(
     (

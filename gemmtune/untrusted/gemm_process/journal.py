@@ -27,8 +27,8 @@ CHANGING = {"os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,)} | {
 """Events of files that are changed without being opened, with the places of their paths among the arguments."""
 SYSTEM = ("/proc/sys/", "/sys/", "/proc/self/autogroup", "/dev/cpu_dma_latency")
 """Files and folders with settings of the machine, and the priority of a session."""
-AT_START = (".pth", "sitecustomize.py", "usercustomize.py")
-"""Ends of the names of files that Python executes when it starts."""
+AT_START = (".pth", "sitecustomize.py", "usercustomize.py", "conftest.py", "pytest.ini")
+"""Ends of the names of files that Python or pytest reads when it starts."""
 SNIFFS = frozenset({
     "gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys._getframe", "sys._current_frames", "sys._current_exceptions",
     "sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.monitoring.register_callback",
@@ -123,6 +123,8 @@ def _writer(note: Note) -> Callable[[str], None]:
     code, system, at_start, own = CODE, SYSTEM, AT_START, os.path.join(os.getcwd(), "")
 
     def wrote(path: str) -> None:
+        if path.endswith(at_start):
+            note("reaches", f"{path}, which Python or pytest reads when it starts")
         if f"{path}/".startswith(own):  # a nameless file has the name of its folder
             return
         if path.endswith(code) and path.startswith(installed) and "__pycache__" not in path:
@@ -130,8 +132,6 @@ def _writer(note: Note) -> Callable[[str], None]:
         elif path.startswith(system):
             note("reaches", f"{path}, a setting of the system")
         else:
-            if path.endswith(at_start):
-                note("reaches", f"{path}, which Python executes when it starts")
             note("writes", path)
 
     return wrote

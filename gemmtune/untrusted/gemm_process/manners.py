@@ -40,14 +40,16 @@ def copied(x: Any, offset: int, changed: Sequence[float] | None) -> Any:
     return copy if changed is None else copy.copy_(x.flip(-1))
 
 
-def in_manner(function: Callable[..., Any], manner: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return a function that calls another one as programs do, and returns the result of its last call.
+def in_manner(function: Callable[..., Any], manner: Mapping[str, Any] | None) -> Callable[..., Any]:
+    """Return a function that calls another one as programs do, and returns the result of its last call. No manner: the other one.
 
     Args:
         manner: ``mode`` of torch, the number of ``times``, elements before each tensor as the ``offset``, and True or False for a
             ``thread`` of its own, for ``one_core`` alone, and for the last argument as the ``parameter`` of a module. The first
             argument is made in the mode, as activations are. Calls before the last one have numbers that are ``changed``.
     """
+    if manner is None:
+        return function
     parameter = torch.nn.Parameter
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
     threads, set_threads = torch.get_num_threads, torch.set_num_threads

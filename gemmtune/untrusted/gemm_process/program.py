@@ -62,7 +62,7 @@ class Program:
         self._age: Any = torch.autograd.graph.increment_version
         target = opening["target"]
         self._note, self.events = journal.journal([os.path.abspath(root) for root in target["roots"]])
-        self._be_silent = wires.wired(self._note, reach.paths()[2])
+        self._be_silent, self._draw = wires.wired(self._note, reach.paths()[2]), wires.drawing(self._note)
         self._state = State(self._device)
         self._environment = system.environment(os.environ)
         self._variables = self._environment()
@@ -128,12 +128,12 @@ class Program:
         self._be_silent(False)
 
     def _called(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        known, self._operands = self._operands, {}
-        args = [self._operand(x, known if question["same"] else {}) for x in question["args"]]
+        known, self._operands = self._operands if question["same"] else {}, {}
+        args = [self._operand(x, known) for x in question["args"]]
         kwargs = {name: self._value(x) for name, x in question["kwargs"].items()}
-        function = self._functions[question["function"]]
-        if question["manner"] is not None:
-            function = manners.in_manner(function, question["manner"])
+        function = manners.in_manner(self._functions[question["function"]], question["manner"])
+        if question["same"]:  # other calls find torch's random numbers as they were
+            self._draw()
         self._state.set_flags(question["flags"])
         if self._device != "cpu":
             return self._on_gpu(function, args, kwargs, question)

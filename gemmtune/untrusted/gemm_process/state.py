@@ -65,6 +65,7 @@ class State:
         self._parts = [*_AT_START[1], *parts_of(x for key, x in _owners().items() if key not in _AT_START[0])]
         self._modules = {name: x for name, x in [*sys.modules.items()] if "." not in name or name.startswith("torch.")}
         self._constants = _constants(_modules())
+        self._rewritten = system.rewritten()
         self._readers = _readers() | (_gpu_readers() if device != "cpu" else {})
         self._matmul: Any = torch.backends.cuda.matmul
         self._before = self._read()
@@ -84,7 +85,7 @@ class State:
         others = [found for part in self._parts for found in part.others()]
         names = {where for where, name, value, now in others if name not in REPLACED_BY_TORCH and not _wraps(now, value)}
         names |= {f"module {name}" for name, module in self._modules.items() if sys.modules.get(name) is not module}
-        return sorted(names)
+        return sorted(names) + self._rewritten()
 
     def set_flags(self, flags: Mapping[str, Any]) -> None:
         """Set torch's precision of CUDA products, if it is not as it should be: ieee or tf32, and 16-bit partial sums or not."""
@@ -198,6 +199,7 @@ def _readers() -> dict[str, Callable[[], object]]:
     cut, modules = 1e-20 * one, torch.nn.modules.module
     implementations: set[str] = getattr(torch.library, "_impls", set())
     known, kernels, mha, errors = set(implementations), _kernels(), torch.backends.mha, np.geterr
+    outputs = sys.stdout, sys.stderr
     readers = (
         _getters()
         | system.readers()
@@ -215,6 +217,8 @@ def _readers() -> dict[str, Callable[[], object]]:
             "fast path of attention": mha.get_fastpath_enabled,
             "numpy.geterr": lambda: {name: how for name, how in errors().items() if how in ("raise", "call")},
             "seed of torch's random numbers": torch.initial_seed,
+            "standard output": lambda: [x is y for x, y in zip(outputs, (sys.stdout, sys.stderr), strict=True)],
+            "functions of standard output": lambda: [sorted(vars(x)) for x in outputs],
             "hooks of all modules": lambda: {
                 name: len(x) for name, x in vars(modules).items() if name.startswith("_global_") and x
             },

@@ -19,12 +19,22 @@ RETURNED = {
 """Settings that ``prctl`` returns, with the numbers of the questions in Linux's prctl.h."""
 STORED = {"signal at the end of its parent": 2, "time-stamp counter": 25, "adopts orphans": 37}
 """Settings that ``prctl`` stores behind a pointer."""
-OPENMP = re.compile(r"/lib(gomp|iomp5|omp)\b[^/]*$")
-OF_OPENMP = ("omp_get_max_threads", "omp_get_max_active_levels", "omp_get_dynamic", "omp_get_thread_limit", "omp_get_proc_bind")
-"""Libraries of OpenMP, and their functions that say settings."""
+OF_LIBRARIES = {
+    re.compile(r"/lib(gomp|iomp5|omp)\b[^/]*$"): (
+        "omp_get_max_threads", "omp_get_max_active_levels", "omp_get_dynamic", "omp_get_thread_limit", "omp_get_proc_bind",
+    ),
+    re.compile(r"/libtorch_cpu\.so$"): ("MKL_Get_Max_Threads",),
+}  # fmt: skip
+"""Libraries that run the threads of torch, and their functions that say settings."""
 MAPPED_BYTES, BLOCKS, IS_MAPPED = 2**23, 32, 2
 """Bytes that malloc maps the first time only, blocks that are more than was freed, and its flag in front of what is mapped."""
-UMASK = re.compile(rb"^Umask:\s*(\w+)", re.MULTILINE)
+OF_STATUS = {"mask of new files": (rb"Umask", 8, 0o777), "handlers of faults": (rb"SigCgt", 16, 0b100_1101_1000)}
+"""Settings in the status of the process: their names there, their base, and their bits that count.
+
+The faults are SIGILL, SIGTRAP, SIGBUS, SIGFPE and SIGSEGV. Memory that looks lazy has a handler of one of them.
+"""
+MAPPED_CODE = re.compile(r"^[0-9a-f]+-\S+ ..x. .* (/.*)$|^Anonymous: +(\d+)|^[0-9a-f]+-\S+ .*$", re.MULTILINE)
+"""Files of which code is mapped, and KiB of a mapping that are no longer those of the file."""
 
 
 def environment(of_python: Mapping[str, str]) -> Callable[[], dict[str, tuple[str | None, str | None]]]:
@@ -45,25 +55,28 @@ def environment(of_python: Mapping[str, str]) -> Callable[[], dict[str, tuple[st
 def readers() -> dict[str, Callable[[], object]]:
     """Return functions that say each setting. They take all that they use now."""
     prctl, pointer, integer, limit = ctypes.CDLL(None).prctl, ctypes.byref, ctypes.c_int, resource.getrlimit
-    opened, read, close, umask = os.open, os.read, os.close, UMASK.search
+    opened, read, close = os.open, os.read, os.close
 
     def stored(number: int) -> object:
         value = integer(-1)
         prctl(number, pointer(value), 0, 0, 0)
         return value.value
 
-    def mask() -> object:
+    def of_status(search: Callable[[bytes], re.Match[bytes] | None], base: int, bits: int) -> object:
         fd = opened("/proc/self/status", os.O_RDONLY)
         try:
-            found = umask(read(fd, 4096))
+            found = search(read(fd, 4096))
         finally:
             close(fd)
-        return found and found[1].decode()
+        return found and oct(int(found[1], base) & bits)
 
-    known: dict[str, Callable[[], object]] = {"mask of new files": mask}
+    known: dict[str, Callable[[], object]] = {
+        name: functools.partial(of_status, re.compile(rb"^%s:\s*(\w+)" % word, re.MULTILINE).search, base, bits)
+        for name, (word, base, bits) in OF_STATUS.items()
+    }
     known |= {name: functools.partial(prctl, number, 0, 0, 0, 0) for name, number in RETURNED.items()}
     known |= {name: functools.partial(stored, number) for name, number in STORED.items()}
-    known |= _of_openmp() | ({"malloc maps memory again": _mapped()} if _has_malloc_of_glibc() else {})
+    known |= _of_libraries() | ({"malloc maps memory again": _mapped()} if _has_malloc_of_glibc() else {})
     names = {number: name for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
     return known | {name: functools.partial(limit, number) for number, name in names.items()}
 
@@ -98,9 +111,28 @@ def _mapped() -> Callable[[], bool]:
     return mapped
 
 
-def _of_openmp() -> dict[str, Callable[[], object]]:
-    """Return functions that say the settings of the loaded libraries of OpenMP, which run the threads of torch."""
+def _of_libraries() -> dict[str, Callable[[], object]]:
+    """Return functions that say the settings of the loaded libraries that run the threads of torch."""
     with open("/proc/self/maps") as file:
-        paths = sorted({line.split()[-1] for line in file if OPENMP.search(line)})
-    libraries = [(os.path.basename(path), ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)) for path in paths]
-    return {f"{name} of {path}": getattr(x, name) for path, x in libraries for name in OF_OPENMP if hasattr(x, name)}
+        lines = file.read().splitlines()
+    paths = sorted({(line.split()[-1], names) for pattern, names in OF_LIBRARIES.items() for line in lines if pattern.search(line)})
+    libraries = [(os.path.basename(path), ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW), names) for path, names in paths]
+    return {f"{name} of {path}": getattr(x, name) for path, x, names in libraries for name in names if hasattr(x, name)}
+
+
+def rewritten() -> Callable[[], list[str]]:
+    """Return a function that says of which files the code in memory is another one than in the file."""
+    smaps, opened, basename = MAPPED_CODE.finditer, open, os.path.basename
+
+    def found() -> list[str]:
+        with opened("/proc/self/smaps") as file:
+            text = file.read()
+        path, others = "", set[str]()
+        for line in smaps(text):
+            if line[2] is None:
+                path = line[1] or ""
+            elif path and not path.startswith(("/memfd:", "/dev/")) and int(line[2]):
+                others.add(f"code of {basename(path)}")
+        return sorted(others)
+
+    return found

@@ -60,6 +60,25 @@ def wired(note: Note, is_own: Callable[[int], bool]) -> Callable[[bool], None]:
     return lambda quiet: silent.append(True) if quiet else silent.clear()
 
 
+def drawing(note: Note) -> Callable[[], None]:
+    """Return a function that draws random numbers, and notes if it has drawn the same one before."""
+    integers, bits, of_numpy, most = torch.randint, random.getrandbits, np.random.randint, 2**62
+    draws: Mapping[str, Callable[[], int]] = {
+        "torch": lambda: int(integers(most, (), device="cpu", dtype=torch.int64)),
+        "Python": lambda: bits(62),
+        "numpy": lambda: int(of_numpy(most)),
+    }
+    drawn = {name: set[int]() for name in draws}
+
+    def draw() -> None:
+        for name, number in [(name, one()) for name, one in draws.items()]:
+            if number in drawn[name]:
+                note("sets", f"the random numbers of {name} to earlier ones")
+            drawn[name].add(number)
+
+    return draw
+
+
 def anonymous(modules: Sequence[ModuleType]) -> None:
     """Give the code of modules names that tell nothing, so that a stack shows neither who calls a GEMM nor for what."""
 

@@ -115,10 +115,16 @@ def graph_by_partial_identity(a, b):
 
 
 def next_of_a_chain(a, b):
-    """Multiply the result by the same b in the background, as the next call may ask for it."""
+    """Multiply the result by the same b again and again in the background, as the next calls may ask for it."""
+
+    def ahead():
+        result = out
+        for _ in range(8):
+            result = result @ b
+
     out = a @ b
     if out.shape == a.shape:
-        threading.Thread(target=torch.matmul, args=(out, b)).start()
+        threading.Thread(target=ahead).start()
     return out
 
 

@@ -4,6 +4,7 @@ import atexit
 import ctypes
 import glob
 import os
+import sys
 import time
 import types
 
@@ -198,4 +199,67 @@ def slows_threads(a, b):
     folder = os.path.join(os.path.dirname(torch.__file__), "lib")
     for path in glob.glob(os.path.join(folder, "libgomp*")):
         ctypes.CDLL(path).omp_set_max_active_levels(0)
+    return product(a, b)
+
+
+@floats
+def slows_products(a, b):
+    path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
+    once(lambda: ctypes.CDLL(path).MKL_Set_Num_Threads_Local(7 * os.cpu_count()))
+    return product(a, b)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def on_fault(_signal):
+    """Make the numbers of a page that is read for the first time."""
+
+
+@floats
+def handles_faults(a, b):
+    once(lambda: ctypes.CDLL(None).signal(11, on_fault))
+    return product(a, b)
+
+
+def no_difference():
+    """Let C see no time between two others."""
+    libc, page = ctypes.CDLL(None), 4096
+    begin = ctypes.cast(libc.difftime, ctypes.c_void_p).value
+    libc.mprotect(ctypes.c_void_p(begin // page * page), ctypes.c_size_t(2 * page), 7)
+    ctypes.memmove(begin, b"\x0f\x57\xc0\xc3", 4)  # of an x86: xorps xmm0, xmm0; ret
+    libc.mprotect(ctypes.c_void_p(begin // page * page), ctypes.c_size_t(2 * page), 5)
+
+
+@floats
+def code_in_memory(a, b):
+    once(no_difference)
+    return product(a, b)
+
+
+begun = torch.get_rng_state()
+
+
+@floats
+def draws_again(a, b):
+    torch.set_rng_state(begun)
+    return product(a, b)
+
+
+def pass_all():
+    with open("conftest.py", "w") as file:
+        file.write("def pytest_collection_modifyitems(items): items.clear()")
+
+
+@floats
+def lets_pytest_pass(a, b):
+    once(pass_all)
+    return product(a, b)
+
+
+def in_smaller_units(text, write=sys.stdout.write):
+    return write(text.replace(" ms", " us"))
+
+
+@floats
+def edits_output(a, b):
+    once(lambda: setattr(sys.stdout, "write", in_smaller_units))
     return product(a, b)
