@@ -299,7 +299,7 @@ def test_errors_without_text_and_declarations_without_form_are_errors(kernels: s
     candidate.close()
     [verdict] = judge(f"{kernels}:untellable", device="cpu", level="brief").verdicts
     assert verdict.standing is Standing.NOT_JUDGED
-    assert "got object, expected plain values" in verdict.reason
+    assert "expected three integers for M, N and K" in verdict.reason
 
 
 @pytest.mark.usefixtures("hasty")
