@@ -358,12 +358,14 @@ def gains() -> str:
     common, single = ratios("nvidia-h200", "reference18-cutlass"), ratios("nvidia-h200", "float32")
     experts = ratios("nvidia-h200", "grouped", only=r"grouped_\w*mm .* bfloat16 .*")
     blocks, cpu = ratios("nvidia-h200", "bsr-best", "dense"), ratios("cpu-amd-epyc", "cpu")
+    untuned = results("cpu-amd-epyc", "generate")["ways"]["optimize"]["over_first_way"]
     rows = [
         [f"{len(common)} common shapes, bfloat16, with CUTLASS", "H200", "torch", mean(common)],
         [f"{len(single)} shapes in float32", "H200", "torch", mean(single)],
         [f"{len(experts)} grouped GEMMs (experts), bfloat16", "H200", "torch", mean(experts)],
         [f"{len(blocks)} block-sparse GEMMs", "H200", "torch, dense weight", mean(blocks)],
         [f"{len(cpu)} shapes in float32 and float16", "AMD EPYC, 2 cores", "torch", mean(cpu)],
+        ["`generate()` of Qwen2.5-0.5B, bfloat16, without tuning", "AMD EPYC, 2 cores", "transformers", mean(untuned.values())],
         [
             "Llama-3-8B, 8 layers, decoding one sequence, bfloat16",
             "H200",
