@@ -146,6 +146,8 @@ def libraries() -> list[Path]:
 
 @functools.cache
 def _library(path: Path) -> Any:
+    for builtins in path.parent.glob("libnvrtc-builtins.so.*"):  # NVRTC finds it by name alone, where no search path has the folder
+        ctypes.CDLL(str(builtins))
     library = ctypes.CDLL(str(path))
     library.nvrtcCreateProgram.argtypes = [c_void_p, c_char_p, c_char_p, c_int, c_void_p, c_void_p]
     library.nvrtcCompileProgram.argtypes = [c_void_p, c_int, c_void_p]
