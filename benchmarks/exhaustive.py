@@ -6,6 +6,10 @@
 A problem is complete or left out: the file has those whose legal choices all have an outcome, and every launch variant that a quick
 or a default search asks for. What is measured stays in the store, and the next run goes on from there. Kernels of a GPU compile in
 the background while earlier problems are measured.
+
+Short measurements one after the other see changing clocks: at a GPU's power limit they differ by 12% from final rounds.
+So the fastest choices and those of the searches take turns at the end, and all other times are scaled by what that changed.
+``--again`` repeats this for the complete problems of the file.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import dataclasses
 import gzip
 import json
 import math
+import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -28,12 +33,13 @@ from gemmtune.device import detect
 from gemmtune.dispatch.host import host_us
 from gemmtune.replacing import replacing
 from gemmtune.report.known import Known
-from gemmtune.report.replay import Order, lacking
+from gemmtune.report.replay import Order, asked
 from gemmtune.report.sources import read
-from gemmtune.selector.candidates import Candidates, candidates_for, row_of
+from gemmtune.selector.candidates import Candidates, candidates_for, outcome_of, row_of
 from gemmtune.selector.finals import Measuring
 from gemmtune.selector.machine_limits import MachineLimits
 from gemmtune.selector.measure import examine_all, outcome
+from gemmtune.selector.pick import right
 from gemmtune.selector.precompile import Compilation, precompile
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.remote import open_session
@@ -46,6 +52,8 @@ from gemmtune.store.store import Store
 SHAPES = Path(__file__).parent / "shapes/replay.json"
 SEARCHES: tuple[Search, ...] = ("quick", "default")
 ORDERS: tuple[Order, ...] = ("tuning", "ranked")
+FASTEST = 96
+"""Number of the fastest choices of a problem that take turns at the end."""
 DIGITS = 6
 """Significant digits of a time in the file. Measurements repeat within 0.1% at best."""
 
@@ -60,7 +68,8 @@ def complete(each: Candidates, store: Store, compilation: Compilation | None) ->
         _, result = select(each, Progress(), compilation, limits=limits)
         if result.partial or each.late:
             return False
-        names = asked(each, store)
+        found = known(each, store)
+        names = searched(each, found) - {row.name for row in found.rows}
         choices = [choice for choice in variants(each.offers.choices) if choice.name in names]
         if not choices:
             return True
@@ -74,10 +83,35 @@ def known(each: Candidates, store: Store) -> Known:
     )
 
 
-def asked(each: Candidates, store: Store) -> set[str]:
-    """Return the names of variants that a search asks for and that are not measured yet."""
-    found = known(each, store)
-    return {name for search in SEARCHES for order in ORDERS for name in lacking(found, search, each.settings, order)}
+def searched(each: Candidates, found: Known) -> set[str]:
+    """Return the names of the choices and variants that a quick or a default search measures."""
+    return {name for search in SEARCHES for order in ORDERS for name in asked(found, search, each.settings, order)}
+
+
+def entrants(each: Candidates, found: Known) -> list[Choice]:
+    """Return the fastest choices and all correct ones that a quick or a default search measures, torch's among them."""
+    correct = {o.name: o for o in right(map(outcome_of, found.rows))}
+    names = {*list(correct)[:FASTEST], *(searched(each, found) & correct.keys())}
+    return [choice for choice in variants(each.offers.choices) if choice.name in names]
+
+
+def compared(each: Candidates, found: Known, choices: Sequence[Choice], compilation: Compilation | None) -> Known:
+    """Give the choices comparable times. The others keep theirs in proportion, by the median of what changed."""
+    failures = (compilation.wait(choices) if compilation else {}) or precompile(choices, each.settings)
+    playing = [c for c in choices if c.name not in failures and (c.compile_key is None or c.compiled)]
+    with open_session(each.problem, each.device, each.settings, each.host_us) as session:
+        times = session.rank(playing).times
+    before = {row.name: row for row in found.rows}
+    ratios = [times[name].time_us / before[name].time_us for name in times if before[name].time_us and not before[name].finalist]
+    scale = statistics.median(ratios) if ratios else 1.0
+    click.echo(f"{each.problem}: {len(times)} of {len(choices)} choices compared, {scale:.3f} of their short measurements")
+    rows = [
+        dataclasses.replace(row, time_us=times[row.name].time_us, finalist=True)
+        if row.name in times
+        else dataclasses.replace(row, time_us=row.time_us and row.time_us * scale)
+        for row in found.rows
+    ]
+    return dataclasses.replace(found, rows=tuple(rows))
 
 
 def variants(choices: Iterable[Choice]) -> Iterator[Choice]:
@@ -130,6 +164,7 @@ def write(path: Path, found: Iterable[Known]) -> None:
 @click.option(
     "-o", "--output", default="exhaustive.json.gz", show_default=True, help="The file of complete problems; earlier ones stay."
 )
+@click.option("--again", is_flag=True, help="Only compare the fastest choices of the file's problems again.")
 @click.option("--add", multiple=True, type=click.Path(exists=True), help="A file of another run, whose problems are taken over.")
 def main(
     shapes: str,
@@ -139,6 +174,7 @@ def main(
     backends: str | None,
     store_file: str,
     output: str,
+    again: bool,
     add: tuple[str, ...],
 ) -> None:
     """Measure the problems until the time is up, and write the complete ones after each."""
@@ -146,7 +182,7 @@ def main(
     problems, _ = problems_and_ranges(Spec(device_type=info.type), (), shapes, None, None)
     earlier = [*map(Path, add), *([file] if file.exists() else [])]
     done = {each.key: each for source in map(read, earlier) for each in source.known}
-    wanted = [p for p in problems[part[0] :: part[1]] if p.key not in done]
+    wanted = [p for p in problems[part[0] :: part[1]] if (p.key in done) is again]
     if add:
         write(file, done.values())
     named = {"backends": tuple(backends.split(","))} if backends else {}
@@ -154,17 +190,20 @@ def main(
         store, host, on_gpu = Store.open(Path(store_file)), host_us(info, chosen), info.type != "cpu"
         listed = [candidates_for(p, info, chosen, host_us=host) for p in wanted]
         work = [each.within(begun + seconds - time.monotonic()) for each in listed]
-        missing = [c for each in work for c in each.stored(store).missing] if on_gpu else ()
+        playing = {each.problem.key: entrants(each, done[each.problem.key]) for each in work if again}
+        missing = [c for each in work for c in (playing.get(each.problem.key) or each.stored(store).missing)] if on_gpu else ()
         with Compilation(missing, chosen) as compilation:
             for each in work:
-                started = time.monotonic()
-                whole = complete(each, store, compilation if on_gpu else None)
-                found = known(each, store)
-                counts = f"{len(each.offers.choices)} choices offered, {len(found.rows)} stored, {time.monotonic() - started:.0f} s"
-                click.echo(f"{'complete' if whole else 'LEFT OUT'}: {each.problem}: {counts}")
+                started, key = time.monotonic(), each.problem.key
+                whole = again or complete(each, store, compilation if on_gpu else None)
+                found = done[key] if again else known(each, store)
+                counts = f"{len(each.offers.choices)} choices offered, {len(found.rows)} stored"
                 if whole:
-                    done[found.key] = found
+                    chosen_now = playing.get(key) or entrants(each, found)
+                    done[key] = compared(each, found, chosen_now, compilation if on_gpu else None)
                     write(file, done.values())
+                took = time.monotonic() - started
+                click.echo(f"{'complete' if whole else 'LEFT OUT'}: {each.problem}: {counts}, {took:.0f} s")
                 if each.late:
                     break
     click.echo(f"{output} has {len(done)} complete problems")

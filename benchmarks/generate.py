@@ -7,8 +7,9 @@
 
 The model has random weights and few layers. One sequence is generated greedily with a static cache. Each way starts with an empty
 store, an empty cache of kernels and an empty cache of Inductor, as on a machine that never saw the model. After their first calls
-the ways take turns in one process, so that all see the same clocks. On a GPU some decoding steps of each way are traced then: what
-a step takes beyond ``busy_us``, the time of its kernels, the GPU waits for the host.
+the ways take turns in one process, so that all see the same clocks. On a GPU some decoding steps of each way are traced then:
+``busy_us`` is the time of a step's kernels, ``gaps_us`` that of short pauses between them, and ``waits_us`` that of long ones, in
+which the GPU waits for the host.
 
 ``compile`` and the ways that end with ``+compile`` compile the whole forward, prompts included. They only serve to compare the
 time to the first token, and generate two tokens after the first prompt.
@@ -95,6 +96,8 @@ STD = 0.02
 """Standard deviation of the random weights."""
 TRACED_FROM, TRACED_STEPS = 8, 16
 """The first traced token of a call, and how many steps are traced."""
+WAIT_US = 20.0
+"""Shortest pause in which the GPU waits for the host. The kernels of a CUDA graph follow each other sooner."""
 
 Prepare = Callable[[PreTrainedModel, torch.Tensor], object]
 """Function that prepares a model for its first call, with the first prompt."""
@@ -236,6 +239,8 @@ class Runner:
         kernels = [row | {"count": row["count"] / TRACED_STEPS, "us": row["us"] / TRACED_STEPS} for row in trace.kernels]
         self.steps[ids.shape[1]] = {
             "busy_us": trace.busy_us / TRACED_STEPS,
+            "gaps_us": trace.idle_us(longer=WAIT_US) / TRACED_STEPS,
+            "waits_us": trace.idle_us(shorter=WAIT_US) / TRACED_STEPS,
             "kernels_run": len(trace.spans) / TRACED_STEPS,
             "launches": {name: count / TRACED_STEPS for name, count in tracer.launches.items()},
             "kernels": kernels,

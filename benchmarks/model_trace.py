@@ -31,6 +31,15 @@ class Trace:
             last = max(last, end)
         return busy
 
+    def idle_us(self, shorter: float = 0.0, longer: float = float("inf")) -> float:
+        """Return the time in pauses between kernels that take from ``shorter`` up to ``longer`` µs."""
+        idle, last = 0.0, float("inf")
+        for _, begin, end in sorted(self.spans, key=lambda span: span[1]):
+            pause = max(0.0, begin - last)
+            idle += pause if shorter <= pause < longer else 0.0
+            last = end if last == float("inf") else max(last, end)
+        return idle
+
     @property
     def kernels(self) -> list[dict[str, Any]]:
         """Name, count and time in µs of each kernel, the longest first."""

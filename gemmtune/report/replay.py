@@ -149,10 +149,10 @@ def device_of(fingerprint: str) -> DeviceInfo:
     return dataclasses.replace(like, name=fields.get("device", ""), sm_count=sm_count, threads=threads)
 
 
-def lacking(known: Known, search: Search, settings: Settings, order: Order) -> tuple[str, ...]:
-    """Return the names of the choices that a search in this order asks for and that the stored data lack."""
+def asked(known: Known, search: Search, settings: Settings, order: Order) -> tuple[str, ...]:
+    """Return the names of the choices that a search in this order measures, whether the stored data have them or not."""
     run = _searched(known, dataclasses.replace(settings, search=search), order, 0)
-    return tuple(o.name for o in run.outcomes.values() if o.reason == UNKNOWN)
+    return tuple(o.name for o in run.outcomes.values())
 
 
 def _trace(known: Known, settings: Settings, order: Order, number: int) -> Trace:

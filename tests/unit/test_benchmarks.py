@@ -385,6 +385,7 @@ def test_a_trace_counts_kernels_and_the_time_between_them(script):
     spans = (("nvjet_gemm", 0.0, 4.0), ("norm", 3.0, 5.0), ("nvjet_gemm", 7.0, 8.0))
     trace = script("model_trace").Trace(spans=spans)
     assert trace.busy_us == 6
+    assert (trace.idle_us(), trace.idle_us(shorter=2.5), trace.idle_us(longer=2.0)) == (2, 0, 0)
     assert trace.kernels == [{"kernel": "nvjet_gemm", "count": 2, "us": 5.0}, {"kernel": "norm", "count": 1, "us": 2.0}]
     assert trace.gemm_share == 5 / 7
     assert script("model_trace").traced(lambda: None, torch.device("cpu")).gemm_share is None
