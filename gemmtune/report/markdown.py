@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..foreign import visible
 from .entries import Entry, Pair, pairs_of
 from .facts import by_backend, machines_apart, sides, totals
-from .sources import Source
+from .sources import Source, before_and_after
 
 MOST_ROWS = 20
 
@@ -16,6 +16,7 @@ def report(sources: Sequence[Source]) -> str:
     lines = ["# gemmtune: " + _cell(" and ".join(source.name for source in sources)), ""]
     lines += [", ".join(f"**{value}** {name}" for value, name in totals(shown.entries)), ""]
     if len(sources) > 1:
+        lines += [_cell(before_and_after(sources[0], shown)), ""]
         slower, faster, changed = sides(pairs_of(sources[0].entries, shown.entries))
         lines += [f"**{len(slower)}** slower, **{len(faster)}** faster, **{len(changed)}** with another pick in equal time.", ""]
         for name, pairs in (("Slower", slower), ("Faster", faster), ("Another pick", changed)):

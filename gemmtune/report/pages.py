@@ -12,12 +12,12 @@ from ..selector.segments import Table as Segments
 from ..store.row import Ranged
 from .entries import Entry, Pair, pairs_of
 from .facts import by_backend, by_reason, machines_apart, natural, sides, totals
-from .names import class_text, machine_text
+from .names import class_text
 from .roofline import SERIES, colours, legend, points_of, roofline, roofs
-from .sources import Source
+from .sources import Source, before_and_after
 
 COLUMNS = (
-    "problem", "verdict", "machine", "op", "dtype", "pick", "backend", "µs", "torch µs", "× torch", "of limit", "busy",
+    "problem", "verdict", "machine", "op", "dtype", "µs", "torch µs", "× torch", "of limit", "pick", "backend", "busy",
     "tuned in s", "measured",
 )  # fmt: skip
 MINOR = ("machine", "op", "dtype", "backend", "torch µs", "busy", "tuned in s", "measured")
@@ -32,7 +32,7 @@ def report(sources: Sequence[Source], *more: Markup) -> str:
     entries = sorted(shown.entries, key=lambda entry: natural(entry.text))
     row_ids = [f"p{number}" for number in range(len(entries))]
     parts = [
-        Markup("").join(Markup("<p class=soft>{}</p>").format(text) for text in _machines(shown)),
+        Markup("").join(Markup("<p class=soft>{}</p>").format(text) for text in shown.machines),
         tiles(totals(entries)),
         *([_comparison(sources[0], shown)] if len(sources) > 1 else []),
         *_plot(shown, entries, row_ids),
@@ -43,13 +43,6 @@ def report(sources: Sequence[Source], *more: Markup) -> str:
         *more,
     ]
     return page("gemmtune: " + " and ".join(source.name for source in sources), *parts)
-
-
-def _machines(source: Source) -> list[str]:
-    """Return the machines of a source, one text each."""
-    if source.machine:
-        return [source.machine]
-    return [machine_text(x) for x in dict.fromkeys(entry.machine for entry in source.entries) if x]
 
 
 def _number(value: float | None, form: str, share: float | None = None, mark: str = "") -> Cell:
@@ -71,12 +64,12 @@ def _problems(entries: Sequence[Entry], row_ids: Sequence[str]) -> Table:
                 Cell(text=apart.get(entry.machine, "")),
                 Cell(text=words[0]),
                 Cell(text=words[2] if len(words) > 2 else ""),
-                Cell(text=code(entry.name or "none")),
-                Cell(text=entry.backend),
                 _number(entry.time_us, "{:.1f}"),
                 _number(entry.torch_us, "{:.1f}"),
                 _number(speedup, "{:.2f}", share=(speedup or 0) / MOST_BAR, mark=mark),
                 _number(entry.share, "~" * entry.limit_rough + "{:.0%}", share=entry.share or 0),
+                Cell(text=code(entry.name or "none")),
+                Cell(text=entry.backend),
                 Cell(text="yes" if entry.disturbed else ""),
                 _number(entry.seconds, "{:.1f}"),
                 Cell(text=entry.measured_at[:16].replace("T", " ")),
@@ -180,9 +173,7 @@ def _comparison(before: Source, after: Source) -> Markup:
         filters=("is",),
         minor=("µs before", "µs after", "pick before"),
     )
-    alike = _machines(before) == _machines(after)
-    texts = (", ".join((source.name, *([] if alike else _machines(source)))) for source in (before, after))
-    about = Markup("<p class=soft>Before: {}. After: {}. Differences within the noise are left out.</p>").format(*texts)
+    about = Markup("<p class=soft>{} Differences within the noise are left out.</p>").format(before_and_after(before, after))
     return section("Before and after", about, tiles(facts), table.html if rows else "Nothing differs.")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..choice import Status
 from ..errors import StoreError
-from ..foreign import parse_json
+from ..foreign import parse_json, shown
 from ..problem import Problem
 from ..selector.machine_limits import DISTURBED_LIMITS, LIMITS
 from ..store.exchange import MOST_BYTES, check_measured, from_json
@@ -21,7 +21,7 @@ from ..store.storefile import HEAD
 from ..timing.limits import limit_us
 from .entries import Entry
 from .known import Known, known_of
-from .names import fields_of, problem_text
+from .names import fields_of, machine_text, problem_text
 
 EXPECTED = (
     "expected a store, a file of gemmtune export, one of gemmtune tune or perf-gate with --json, or a result of the project's "
@@ -50,10 +50,23 @@ class Source:
     known: tuple[Known, ...] = ()
     """All measured choices of each problem, for stores and their exports."""
 
+    @property
+    def machines(self) -> list[str]:
+        """Machines of the entries, one text each."""
+        named = dict.fromkeys(entry.machine for entry in self.entries)
+        return [self.machine] if self.machine else [machine_text(x) for x in named if x]
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values: the name, and the entries with their gains."""
         entries = [dataclasses.asdict(x) | {"speedup_over_torch": x.speedup, "share_of_limit": x.share} for x in self.entries]
         return {"name": self.name, "machine": self.machine, "problems": entries}
+
+
+def before_and_after(before: Source, after: Source) -> str:
+    """Return the names of both files of a comparison, each with its machines if these differ."""
+    apart = before.machines != after.machines
+    texts = (", ".join((source.name, *(source.machines if apart else ()))) for source in (before, after))
+    return "Before: {}. After: {}.".format(*texts)
 
 
 def read(path: Path) -> Source:
@@ -81,6 +94,9 @@ def read(path: Path) -> Source:
             return _of_benchmark(data, path.name)
         if isinstance(data, dict) and "problems" in data and "rule" in data:
             return _of_gate(data, path.name)
+        if not isinstance(data, dict) or "measurements" not in data:
+            got = f"an object with {', '.join(sorted(data)) or 'nothing'}" if isinstance(data, dict) else shown(data)
+            raise StoreError(f"{path}: got {got}, {EXPECTED}")
         rows, limits, ranged = from_json(data, str(path))
         check_measured(rows, limits, ranged, ANY_DATE)
         return _of_rows(rows, ((x.fingerprint, x.name, x.value) for x in limits), ranged, path.name)

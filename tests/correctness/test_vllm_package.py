@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import vllm_models
 import vllm_stand_in as stand_in
 from extras import needs
@@ -75,6 +76,7 @@ def test_bf16_gives_equal_tokens_by_our_kernels(tmp_path: Path, eager: bool) -> 
 @needs("vllm")
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="vLLM alone has no product of int4 on a CPU without AVX-512")
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_int4_gives_equal_tokens_by_our_kernels(tmp_path: Path, method: str) -> None:
     model = vllm_models.write_model(tmp_path / "model", method)

@@ -21,7 +21,7 @@ from gemmtune.errors import StoreError
 from gemmtune.page import MOST_SHOWN
 from gemmtune.problem import Problem
 from gemmtune.report import pages
-from gemmtune.report.sources import read
+from gemmtune.report.sources import EXPECTED, read
 from gemmtune.selector.machine_limits import DISTURBED_LIMITS, LIMITS
 from gemmtune.selector.segments import TABLE, Segment, Table
 from gemmtune.store.key import canonical
@@ -207,6 +207,16 @@ def test_results_of_the_benchmark(tmp_path, name):
     assert "NVIDIA H200" in Page((tmp_path / "page.html").read_text()).text
 
 
+def test_files_of_two_machines_say_which(tmp_path):
+    results = (str(ROOT / "benchmarks/results" / device / "reference18.json") for device in ("nvidia-h200", "nvidia-h100"))
+    html, md = tmp_path / "page.html", tmp_path / "page.md"
+    assert cli.run(["report", *results, "--html", str(html), "--md", str(md)]) == 0
+    for text in (Page(html.read_text()).text, md.read_text()):
+        assert re.search(
+            r"Before: nvidia-h200/reference18.json, NVIDIA H200, .* After: nvidia-h100/reference18.json, NVIDIA H100 ", text
+        )
+
+
 def test_a_table_has_a_bar_of_its_segments(own_store, tmp_path):
     segments = (
         Segment(lo=1, hi=16, name="triton:a", backend="triton", content_hash="a", sampled_m=1),
@@ -219,11 +229,15 @@ def test_a_table_has_a_bar_of_its_segments(own_store, tmp_path):
     assert 'aria-label="M = 1..16: triton:a, M = 17..64: aten:mm"' in (tmp_path / "page.html").read_text()
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "{}", '{"shapes": [1], "environment": {}}', "SQLite format 3 or not"])
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", "7", '{"scenarios": []}', '{"shapes": [1], "environment": {}}', "SQLite format 3 or not"]
+)
 def test_other_files_are_an_error(capsys, tmp_path, text):
     (tmp_path / "x").write_text(text)
     assert cli.run(["report", str(tmp_path / "x")]) == 1
-    assert str(tmp_path / "x") in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert str(tmp_path / "x") in said
+    assert text == '{"shapes": [1], "environment": {}}' or EXPECTED in said
 
 
 RESULT = {
@@ -349,10 +363,11 @@ addEventListener("load", async () => {
     }
   }
   const wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
+  const gain = [...table.tHead.rows[0].cells].find((cell) => cell.textContent.trim() === "× torch").getBoundingClientRect();
   const out = document.createElement("pre");
   out.id = "seen";
   const page = getComputedStyle(document.body).backgroundColor;
-  out.textContent = JSON.stringify({ page, elements, focused, linked, every, sorted: down.every((x, i) => !i || down[i - 1] >= x), rows: down.length, kept, contrast, wide });
+  out.textContent = JSON.stringify({ page, gain: gain.width > 0 && gain.right <= innerWidth, elements, focused, linked, every, sorted: down.every((x, i) => !i || down[i - 1] >= x), rows: down.length, kept, contrast, wide });
   document.body.append(out);
 });
 </script>
@@ -381,6 +396,7 @@ def test_page_in_a_browser(own_store, tmp_path, dark, width):
     done = subprocess.run([CHROMIUM, *flags, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=120, check=True)
     seen = json.loads(re.search(r'<pre id="seen">(.*?)</pre>', done.stdout)[1])
     assert (seen["focused"], seen["linked"], seen["sorted"], seen["wide"]) == (True, True, True, False), seen
+    assert seen["gain"], "a phone shows the gain before anybody scrolls"
     assert (seen["rows"], seen["every"], seen["kept"]) == (min(count, MOST_SHOWN), count, 1), seen
     assert seen["elements"] < 30_000, "a browser takes seconds for more"
     assert seen["page"] == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
