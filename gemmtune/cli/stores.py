@@ -6,7 +6,7 @@ import json
 import os
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,7 +15,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from .. import settings
+from ..device import DeviceInfo
+from ..dispatch.absent import older_kernels
 from ..errors import InvalidProblemError, StoreError
+from ..problem.rows import RowClass
 from ..report.known import Known, known_of
 from ..report.names import class_text, machine_text, problem_text
 from ..report.other_formats import inductor_table, moe_configs
@@ -24,7 +27,7 @@ from ..selector.range_result import table_lines
 from ..selector.result import Outcome
 from ..selector.segments import INVARIANT, TABLE
 from ..selector.segments import Table as Segments
-from ..selector.stored_tables import is_usable
+from ..selector.stored_tables import KINDS, segments_of
 from ..selector.text_table import NAMES, TextTable, counted
 from ..store.exchange import to_json
 from ..store.row import Limit, Row, stored_problem
@@ -32,7 +35,7 @@ from ..store.store import Absorbed, Ranged, Store, open_store
 from ..store.storefile import HEAD
 from ..timing.rounds import BUSY_MARK
 from .files import STDOUT
-from .output import reserved_stdout, write_json, write_text
+from .output import announced, reserved_stdout, write_json, write_text
 from .printing import answer
 from .selection import Removable, Selection, machines_here
 from .tunableop import VALIDATOR, results_of
@@ -226,17 +229,28 @@ def forget(shapes: Sequence[str], match: str | None, here: bool, every: bool, dr
 
 def prune(older: float | None, dry_run: bool, json_file: str | None) -> None:
     """Remove what an update of this machine has made useless, and with ``older`` what is older than so many days."""
-    here = [json.loads(text) for text in machines_here()]
-    before = None if older is None else (datetime.now(UTC) - timedelta(days=older)).isoformat(timespec="microseconds")
+    machines = machines_here()
+    here = [json.loads(text) for text in machines]
+    before = "" if older is None else (datetime.now(UTC) - timedelta(days=older)).isoformat(timespec="microseconds")
+    with announced("looking for older kernels"):
+        useless = _useless(opened(), machines)
+    _remove(lambda x: x.measured_at < before or _outdated(x.fingerprint, here) or x.identity in useless, dry_run, json_file)
 
-    def chosen(x: Removable) -> bool:
-        if before is not None and x.measured_at < before:
-            return True
-        if isinstance(x, Ranged) and not is_usable(x):
-            return True
-        return _outdated(x.fingerprint, here) or (isinstance(x, Row) and stored_problem(x.key) is None)
 
-    _remove(chosen, dry_run, json_file)
+def _useless(store: Store, machines: Mapping[str, DeviceInfo]) -> set[tuple[str, ...]]:
+    """Return the identities of what this version of gemmtune cannot read, and of these machines' kernels that it does not have."""
+    is_older, found = older_kernels(settings.current()), set[tuple[str, ...]]()
+    stored: list[Row | Ranged] = [*store.every_row(), *(fact for fact in store.every_ranged() if fact.kind in KINDS)]
+    for x in stored:
+        problem, device = stored_problem(x.key), machines.get(x.fingerprint)
+        kernels = [x] if isinstance(x, Row) else segments_of(x)
+        if not kernels or problem is None:
+            found.add(x.identity)
+        elif device is not None:
+            rows = RowClass(problem=problem)
+            if any(is_older(y, problem if isinstance(y, Row) else rows.at(y.sampled_m), device) for y in kernels):
+                found.add(x.identity)
+    return found
 
 
 def _outdated(fingerprint: str, here: Sequence[dict[str, str]]) -> bool:

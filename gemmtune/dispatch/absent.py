@@ -1,13 +1,17 @@
 """Stored picks that cannot run on this machine, such as kernels that are not in its cache folder where there is no compiler."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
+from ..backends.table import TEMPLATES, load
 from ..choice import Choice, Status
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..problem.rows import RowClass
 from ..selector.candidates import Candidates
-from ..selector.offers import enabled_backends, known_variants, widest_offers_for
+from ..selector.offers import enabled_backends, known_variants, legal_offers, named_choice, widest_offers_for
+from ..selector.segments import Segment
 from ..settings import Settings
 from ..store.store import Row, open_store
 from ..timing.rounds import TIE
@@ -62,6 +66,27 @@ def offered_anywhere(content_hash: str, backend: str, problem: Problem, device: 
     choices = widest_offers_for(problem, device, alone, on_this_machine=False).choices
     found = known_variants(choices, {content_hash}, alone) | {c.content_hash: c for c in choices}
     return found.get(content_hash)
+
+
+def older_kernels(settings: Settings) -> Callable[[Row | Segment, Problem, DeviceInfo], bool]:
+    """Return a function that tells kernels which gemmtune compiles and this version would not, whatever the settings leave out.
+
+    False where their backend is not available. It lists the choices of a problem once for consecutive rows.
+    """
+    found = functools.lru_cache(len(TEMPLATES))(legal_offers)
+    widest = Settings(search="exhaustive", deterministic=False, cutlass_dir=settings.cutlass_dir, ck_dir=settings.ck_dir)
+
+    def is_older(x: Row | Segment, problem: Problem, device: DeviceInfo) -> bool:
+        if x.backend not in TEMPLATES or not load(x.backend).available(device).ok:
+            return False
+        alone = dataclasses.replace(widest, backends=(x.backend,))
+        made = named_choice(x.name, x.backend, problem, device, alone)
+        if made is not None and made.content_hash == x.content_hash:
+            return False
+        choices = found(problem, device, alone, on_this_machine=False).choices
+        return all(c.content_hash != x.content_hash for c in choices) and not known_variants(choices, {x.content_hash}, alone)
+
+    return is_older
 
 
 def announce_outdated(rows_class: RowClass, name: str, remedy: str) -> None:
