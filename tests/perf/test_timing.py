@@ -49,7 +49,6 @@ def test_a_call_begins_after_the_hosts_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert _later(clock.__next__, host_us=5.0)() == 16_000
 
 
-
 def test_a_planted_difference_of_20_percent_is_found() -> None:
     ranked = play({"slow": CpuContender([busy(120e-6)]), "fast": CpuContender([busy(100e-6)])}, warm_up_s=0.02, budget_s=0.4)
     assert ranked["slow"].time_us / ranked["fast"].time_us == pytest.approx(1.2, rel=0.05)
