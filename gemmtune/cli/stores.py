@@ -239,17 +239,20 @@ def prune(older: float | None, dry_run: bool, json_file: str | None) -> None:
 
 def _useless(store: Store, machines: Mapping[str, DeviceInfo]) -> set[tuple[str, ...]]:
     """Return the identities of what this version of gemmtune cannot read, and of these machines' kernels that it does not have."""
-    is_older, found = older_kernels(settings.current()), set[tuple[str, ...]]()
-    stored: list[Row | Ranged] = [*store.every_row(), *(fact for fact in store.every_ranged() if fact.kind in KINDS)]
-    for x in stored:
-        problem, device = stored_problem(x.key), machines.get(x.fingerprint)
-        kernels = [x] if isinstance(x, Row) else segments_of(x)
-        if not kernels or problem is None:
-            found.add(x.identity)
-        elif device is not None:
-            rows = RowClass(problem=problem)
-            if any(is_older(y, problem if isinstance(y, Row) else rows.at(y.sampled_m), device) for y in kernels):
-                found.add(x.identity)
+    found, scopes, chosen = set[tuple[str, ...]](), dict[tuple[str, str], list[Row]](), settings.current()
+    for row in store.every_row():
+        scopes.setdefault(row.scope, []).append(row)
+    for (key, fingerprint), rows in scopes.items():
+        problem, device = stored_problem(key), machines.get(fingerprint)
+        hashes = older_kernels(rows, problem, device, chosen) if problem is not None and device is not None else set()
+        found |= {x.identity for x in rows if problem is None or x.content_hash in hashes}
+    for fact in (x for x in store.every_ranged() if x.kind in KINDS):
+        segments, problem, device = segments_of(fact), stored_problem(fact.key), machines.get(fact.fingerprint)
+        older = not segments or problem is None
+        if problem is not None and device is not None:
+            rows_class = RowClass(problem=problem)
+            older |= any(older_kernels([x], rows_class.at(x.sampled_m), device, chosen) for x in segments)
+        found |= {fact.identity} if older else set()
     return found
 
 

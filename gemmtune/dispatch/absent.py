@@ -1,8 +1,7 @@
 """Stored picks that cannot run on this machine, such as kernels that are not in its cache folder where there is no compiler."""
 
 import dataclasses
-import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from ..backends.table import TEMPLATES, load
 from ..choice import Choice, Status
@@ -68,25 +67,24 @@ def offered_anywhere(content_hash: str, backend: str, problem: Problem, device: 
     return found.get(content_hash)
 
 
-def older_kernels(settings: Settings) -> Callable[[Row | Segment, Problem, DeviceInfo], bool]:
-    """Return a function that tells kernels which gemmtune compiles and this version would not, whatever the settings leave out.
+def older_kernels(stored: Sequence[Row | Segment], problem: Problem, device: DeviceInfo, settings: Settings) -> set[str]:
+    """Return the hashes of stored kernels that gemmtune compiles and this version would not, whatever the settings leave out.
 
-    False where their backend is not available. It lists the choices of a problem once for consecutive rows.
+    Kernels of backends that are not available count as present.
     """
-    found = functools.lru_cache(len(TEMPLATES))(legal_offers)
     widest = Settings(search="exhaustive", deterministic=False, cutlass_dir=settings.cutlass_dir, ck_dir=settings.ck_dir)
-
-    def is_older(x: Row | Segment, problem: Problem, device: DeviceInfo) -> bool:
-        if x.backend not in TEMPLATES or not load(x.backend).available(device).ok:
-            return False
-        alone = dataclasses.replace(widest, backends=(x.backend,))
-        made = named_choice(x.name, x.backend, problem, device, alone)
-        if made is not None and made.content_hash == x.content_hash:
-            return False
-        choices = found(problem, device, alone, on_this_machine=False).choices
-        return all(c.content_hash != x.content_hash for c in choices) and not known_variants(choices, {x.content_hash}, alone)
-
-    return is_older
+    older = set[str]()
+    for backend in {x.backend for x in stored}.intersection(TEMPLATES):
+        if not load(backend).available(device).ok:
+            continue
+        alone = dataclasses.replace(widest, backends=(backend,))
+        names = {x.content_hash: x.name for x in stored if x.backend == backend}
+        made = {digest: named_choice(name, backend, problem, device, alone) for digest, name in names.items()}
+        left = {digest for digest, choice in made.items() if choice is None or choice.content_hash != digest}
+        choices = legal_offers(problem, device, alone, on_this_machine=False).choices if left else ()
+        left -= {c.content_hash for c in choices}
+        older |= left - known_variants(choices, left, alone).keys()
+    return older
 
 
 def announce_outdated(rows_class: RowClass, name: str, remedy: str) -> None:
