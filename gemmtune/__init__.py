@@ -13,7 +13,6 @@ import importlib
 import lazy_loader
 
 from . import forks as _forks  # noqa: F401 - what it does at forks is needed from the first use of a name on
-from . import settings as settings
 from .version import __version__ as __version__
 
 _imported, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
@@ -22,9 +21,10 @@ _imported, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 def __getattr__(name: str) -> object:
     """Import a public name at its first use, because the command's help needs no torch.
 
-    The first use of any name also defines the operators of torch, of which saved graphs may consist.
+    The first use of any name but ``settings`` also defines the operators of torch, of which saved graphs may consist.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module(".integration.compile.extern", __name__)
+    if name != "settings":
+        importlib.import_module(".integration.compile.extern", __name__)
     return _imported(name)

@@ -2,14 +2,14 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import click
 import torch
 
-from ..device import detect
+from ..device import DeviceInfo, detect
 from ..errors import InvalidProblemError
 from ..report.names import class_text, problem_text
 from ..selector.machine_limits import DISTURBED_LIMITS, LIMITS
@@ -28,7 +28,8 @@ class Selection:
     shapes: tuple[tuple[int, ...], ...] = ()
     """(M, N, K) or (B, M, N, K)."""
     pattern: re.Pattern[str] | None = None
-    machines: frozenset[str] | None = None
+    machines: Collection[str] | None = None
+    """Fingerprints."""
 
     @classmethod
     def of(cls, shapes: Sequence[str], match: str | None, here: bool) -> "Selection":
@@ -70,11 +71,11 @@ class Selection:
         return here and (self.pattern is None or self.pattern.search(text) is not None)
 
 
-def machines_here() -> frozenset[str]:
-    """Return the fingerprints of this machine's devices, for every timing mode and for limits."""
+def machines_here() -> dict[str, DeviceInfo]:
+    """Return this machine's devices by their fingerprints, for every timing mode and for limits."""
     modes = (*get_args(Timing), LIMITS, DISTURBED_LIMITS)
     devices = [detect("cpu"), *(detect(f"cuda:{index}") for index in range(torch.cuda.device_count()))]
-    return frozenset(fingerprint_text(device, mode) for device in devices for mode in modes)
+    return {fingerprint_text(device, mode): device for device in devices for mode in modes}
 
 
 def _sizes(key: str) -> tuple[int, ...] | None:

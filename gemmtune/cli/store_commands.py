@@ -165,8 +165,9 @@ def forget() -> None:
 def prune() -> None:
     """Remove what an update has made useless.
 
-    These are measurements of this machine's devices under other versions of torch, Triton, CUDA or the driver. Problems and
-    tables that this version of gemmtune cannot read go too. Measurements of other machines stay.
+    These are measurements of this machine's devices under other versions of torch, Triton, CUDA or the driver. Rows and tables of
+    kernels that this version of gemmtune no longer has go too, and problems and tables that it cannot read. Measurements of other
+    machines stay.
     """
 
 

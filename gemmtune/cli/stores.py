@@ -6,7 +6,7 @@ import json
 import os
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,7 +15,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from .. import settings
+from ..device import DeviceInfo
+from ..dispatch.absent import older_kernels
 from ..errors import InvalidProblemError, StoreError
+from ..problem.rows import RowClass
 from ..report.known import Known, known_of
 from ..report.names import class_text, machine_text, problem_text
 from ..report.other_formats import inductor_table, moe_configs
@@ -24,7 +27,7 @@ from ..selector.range_result import table_lines
 from ..selector.result import Outcome
 from ..selector.segments import INVARIANT, TABLE
 from ..selector.segments import Table as Segments
-from ..selector.stored_tables import is_usable
+from ..selector.stored_tables import KINDS, segments_of
 from ..selector.text_table import NAMES, TextTable, counted
 from ..store.exchange import to_json
 from ..store.row import Limit, Row, stored_problem
@@ -32,7 +35,7 @@ from ..store.store import Absorbed, Ranged, Store, open_store
 from ..store.storefile import HEAD
 from ..timing.rounds import BUSY_MARK
 from .files import STDOUT
-from .output import reserved_stdout, write_json, write_text
+from .output import announced, reserved_stdout, write_json, write_text
 from .printing import answer
 from .selection import Removable, Selection, machines_here
 from .tunableop import VALIDATOR, results_of
@@ -226,17 +229,31 @@ def forget(shapes: Sequence[str], match: str | None, here: bool, every: bool, dr
 
 def prune(older: float | None, dry_run: bool, json_file: str | None) -> None:
     """Remove what an update of this machine has made useless, and with ``older`` what is older than so many days."""
-    here = [json.loads(text) for text in machines_here()]
-    before = None if older is None else (datetime.now(UTC) - timedelta(days=older)).isoformat(timespec="microseconds")
+    machines = machines_here()
+    here = [json.loads(text) for text in machines]
+    before = "" if older is None else (datetime.now(UTC) - timedelta(days=older)).isoformat(timespec="microseconds")
+    with announced("looking for older kernels"):
+        useless = _useless(opened(), machines)
+    _remove(lambda x: x.measured_at < before or _outdated(x.fingerprint, here) or x.identity in useless, dry_run, json_file)
 
-    def chosen(x: Removable) -> bool:
-        if before is not None and x.measured_at < before:
-            return True
-        if isinstance(x, Ranged) and not is_usable(x):
-            return True
-        return _outdated(x.fingerprint, here) or (isinstance(x, Row) and stored_problem(x.key) is None)
 
-    _remove(chosen, dry_run, json_file)
+def _useless(store: Store, machines: Mapping[str, DeviceInfo]) -> set[tuple[str, ...]]:
+    """Return the identities of what this version of gemmtune cannot read, and of these machines' kernels that it does not have."""
+    found, scopes, chosen = set[tuple[str, ...]](), dict[tuple[str, str], list[Row]](), settings.current()
+    for row in store.every_row():
+        scopes.setdefault(row.scope, []).append(row)
+    for (key, fingerprint), rows in scopes.items():
+        problem, device = stored_problem(key), machines.get(fingerprint)
+        hashes = older_kernels(rows, problem, device, chosen) if problem is not None and device is not None else set()
+        found |= {x.identity for x in rows if problem is None or x.content_hash in hashes}
+    for fact in (x for x in store.every_ranged() if x.kind in KINDS):
+        segments, problem, device = segments_of(fact), stored_problem(fact.key), machines.get(fact.fingerprint)
+        older = not segments or problem is None
+        if problem is not None and device is not None:
+            rows_class = RowClass(problem=problem)
+            older |= any(older_kernels([x], rows_class.at(x.sampled_m), device, chosen) for x in segments)
+        found |= {fact.identity} if older else set()
+    return found
 
 
 def _outdated(fingerprint: str, here: Sequence[dict[str, str]]) -> bool:

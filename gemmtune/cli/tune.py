@@ -9,13 +9,14 @@ from rich.text import Text
 
 from .. import settings
 from ..device import DeviceInfo
-from ..errors import NoValidChoicesError
+from ..errors import NoValidChoicesError, StoreError
 from ..integration.measured import in_models
 from ..problem import Problem
 from ..selector.range_result import RangeResult
 from ..selector.result import Outcome, ProblemResult, remedy_for
 from ..selector.table import TuningResult, renderables, summary_line
 from ..settings import Settings
+from ..store.store import open_store
 from ..tuning.tune import retry_of, run_job
 from ..tuning.tune import tune as run_tuning
 from .asked import device_of, refuse_if_disabled, settings_changes
@@ -73,6 +74,7 @@ def tune(
         _show_end(result, tables)
     write_json(json_file, [*result.to_json(), *(table.to_json() for table in tables)])
     _require_picks(result, chosen)
+    _require_store(chosen)
 
 
 def _show_end(result: TuningResult, tables: Sequence[RangeResult]) -> None:
@@ -146,6 +148,12 @@ def _require_picks(result: TuningResult, chosen: Settings) -> None:
         if problem.pick is None and not problem.problem.empty:
             left_out = [(o.name, o.status.value, o.reason) for o in (*problem.outcomes, *map(Outcome.of_refusal, problem.refusals))]
             raise NoValidChoicesError(str(problem.problem), left_out, remedy_for(problem.outcomes, chosen))
+
+
+def _require_store(chosen: Settings) -> None:
+    """Raise StoreError if results could not be stored, because they end with this process."""
+    if trouble := open_store(chosen).trouble:
+        raise StoreError(f"{trouble} The results are not stored.")
 
 
 def _line(found: RangeResult) -> str:

@@ -1,13 +1,16 @@
 """Stored picks that cannot run on this machine, such as kernels that are not in its cache folder where there is no compiler."""
 
 import dataclasses
+from collections.abc import Sequence
 
+from ..backends.table import TEMPLATES, load
 from ..choice import Choice, Status
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..problem.rows import RowClass
 from ..selector.candidates import Candidates
-from ..selector.offers import enabled_backends, known_variants, widest_offers_for
+from ..selector.offers import enabled_backends, known_variants, legal_offers, named_choice, widest_offers_for
+from ..selector.segments import Segment
 from ..settings import Settings
 from ..store.store import Row, open_store
 from ..timing.rounds import TIE
@@ -62,6 +65,26 @@ def offered_anywhere(content_hash: str, backend: str, problem: Problem, device: 
     choices = widest_offers_for(problem, device, alone, on_this_machine=False).choices
     found = known_variants(choices, {content_hash}, alone) | {c.content_hash: c for c in choices}
     return found.get(content_hash)
+
+
+def older_kernels(stored: Sequence[Row | Segment], problem: Problem, device: DeviceInfo, settings: Settings) -> set[str]:
+    """Return the hashes of stored kernels that gemmtune compiles and this version would not, whatever the settings leave out.
+
+    Kernels of backends that are not available count as present.
+    """
+    widest = Settings(search="exhaustive", deterministic=False, cutlass_dir=settings.cutlass_dir, ck_dir=settings.ck_dir)
+    older = set[str]()
+    for backend in {x.backend for x in stored}.intersection(TEMPLATES):
+        if not load(backend).available(device).ok:
+            continue
+        alone = dataclasses.replace(widest, backends=(backend,))
+        names = {x.content_hash: x.name for x in stored if x.backend == backend}
+        made = {digest: named_choice(name, backend, problem, device, alone) for digest, name in names.items()}
+        left = {digest for digest, choice in made.items() if choice is None or choice.content_hash != digest}
+        choices = legal_offers(problem, device, alone, on_this_machine=False).choices if left else ()
+        left -= {c.content_hash for c in choices}
+        older |= left - known_variants(choices, left, alone).keys()
+    return older
 
 
 def announce_outdated(rows_class: RowClass, name: str, remedy: str) -> None:

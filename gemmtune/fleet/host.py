@@ -1,7 +1,7 @@
 """Devices of this host as a roster of seats."""
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -38,14 +38,12 @@ def devices_of(given: Devices) -> list[DeviceInfo]:
 
 
 class HostRoster:
-    """Roster of the devices of this host, each with a share of the cores. ``made`` makes a seat, by default a process."""
+    """Roster of the devices of this host, each with a process and a share of the cores."""
 
-    def __init__(
-        self, devices: Sequence[DeviceInfo], function: JobFunction, settings: Settings, made: Callable[..., Seat] = LocalSeat
-    ) -> None:
+    def __init__(self, devices: Sequence[DeviceInfo], function: JobFunction, settings: Settings) -> None:
         shared = compiling_share(settings, len(devices))
         alike = len(devices) > 1 and devices[0].type != "cpu"
-        self._seats = [made(str(info.torch_device), info, function, shared, probed=alike) for info in devices]
+        self._seats = [LocalSeat(str(info.torch_device), info, function, shared, probed=alike) for info in devices]
 
     def joining(self, present: Collection[str]) -> Sequence[Seat]:  # noqa: ARG002 - all seats join at the start
         """Return the seats at the first call."""

@@ -112,13 +112,8 @@ def _rows_served(number: int, input: Tensor, weight: Tensor | None, bias: Tensor
 
 def _stated(x: Tensor, b: Tensor, bias: Tensor | None) -> tuple[str, tuple[Tensor, ...]]:
     """Return the operation of a layer, and its operands with the rows of x as a matrix."""
-    rows = _as_matrix(x)
+    rows = x.flatten(0, -2)
     return ("mm", (rows, b)) if bias is None else ("addmm", (rows, b, bias))
-
-
-def _as_matrix(x: Tensor) -> Tensor:
-    """Return the rows of a contiguous x as a matrix. ``view`` could not infer the number of rows without elements."""
-    return x if x.dim() == 2 else x.flatten(0, -2)
 
 
 def _linear(picks: Picks, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Bound | Picks | None]:
@@ -209,7 +204,7 @@ def _quantized_product(
     """
     if not plain_here() or weight.tensor.dtype.is_floating_point or not weight.transposed or x.dtype not in SCALE_DTYPES:
         return None
-    tensors = tuple(part for part in (_as_matrix(x), weight.tensor, weight.scales, weight.zero_points) if part is not None)
+    tensors = tuple(part for part in (x.flatten(0, -2), weight.tensor, weight.scales, weight.zero_points) if part is not None)
     found = picks.find(key, "mixed_mm", tensors, (weight.encoding,)) if bound is picks else bound
     if torch.is_grad_enabled() and any(part.requires_grad for part in (*tensors, *([] if bias is None else [bias]))):
         return None

@@ -39,7 +39,7 @@ def served_by_parts(x: Tensor, w: Any) -> bool:
 def linear_by_parts(x: Tensor, w: Any, bias: Tensor | None) -> Tensor:
     """Return x @ wᵀ + bias in a graph that reads w's parts: torch 2.11 takes subclasses apart at each call, at 5 µs a layer."""
     scales, zeros = _scales_for(x, w)
-    result = _operator("mixed_mm", _as_matrix(x), w.tensor, scales, zeros, encoding=w.encoding)
+    result = _operator("mixed_mm", x.flatten(0, -2), w.tensor, scales, zeros, encoding=w.encoding)
     result = result.reshape(*x.shape[:-1], result.shape[1])
     return result if bias is None else result + bias
 
@@ -86,7 +86,8 @@ def stated_product(cls: Any, row: TorchProduct, stated: Statement | str) -> Any:
         return torch.nn.functional.linear(a, w.dequantize(), inp) if row.transposed else torch.matmul(a, w.dequantize())
     if row.composite and not row.transposed and a.dim() < 2:
         return NotImplemented
-    rows = _as_matrix(a) if row.composite else a  # inference mode passes composite products on undecomposed
+    # Inference mode passes composite products on undecomposed. ``reshape`` could not infer the number of rows without elements.
+    rows = (a if a.dim() > 1 else a[None]).flatten(0, -2) if row.composite else a
     result = product(cls, rows, w.t() if row.transposed else w)
     if result is NotImplemented:
         return NotImplemented
@@ -99,11 +100,6 @@ def stated_product(cls: Any, row: TorchProduct, stated: Statement | str) -> Any:
 def _is_strided(x: Tensor) -> bool:
     """Return False for nested tensors and other layouts, for which torch alone has products."""
     return x.layout is torch.strided and not x.is_nested
-
-
-def _as_matrix(x: Tensor) -> Tensor:
-    """Return the rows of x as a matrix. ``reshape`` could not infer the number of rows without elements."""
-    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
 
 
 def _block(w: QuantizedWeight) -> int | None:

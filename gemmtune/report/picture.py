@@ -23,7 +23,7 @@ def draw(source: Source, file: Path) -> None:
     points = points_of(source.entries, [""] * len(source.entries))
     for name, number in colours(point.entry for point in points).items():
         own = [point for point in points if point.entry.backend == name]
-        left.scatter([x.intensity for x in own], [x.tflops for x in own], s=14, alpha=0.75, color=f"C{number}", label=name)
+        left.plot([x.intensity for x in own], [x.tflops for x in own], ".", alpha=0.75, color=f"C{number}", label=name)
     if points:
         low, high = (f(point.intensity for point in points) for f in (min, max))
         for dtype, bandwidth, rate in roofs(source.limits):

@@ -17,7 +17,7 @@ from ..store.store import Ranged, Store
 from .candidates import choice_of, timings_of
 from .offers import widest_offers_for
 from .reduction_classes import class_of
-from .segments import DEFAULT, INVARIANT, TABLE, Table
+from .segments import DEFAULT, INVARIANT, TABLE, Segment, Table
 
 log = logging.getLogger("gemmtune")
 
@@ -45,12 +45,12 @@ _said: set[str] = set()
 """Messages about unusable tables. Each is a warning once."""
 
 
-def is_usable(fact: Ranged) -> bool:
-    """Return False for a table that this version cannot read."""
+def segments_of(fact: Ranged) -> tuple[Segment, ...]:
+    """Return the segments of a table. None of one that this version cannot read."""
     try:
-        return fact.kind not in KINDS or bool(Table.of(fact).segments)
+        return Table.of(fact).segments
     except (StoreError, InvalidProblemError):
-        return False
+        return ()
 
 
 def product_of(key: str) -> str:

@@ -190,6 +190,13 @@ def test_the_cap_covers_tiles_and_schedules_first(name: str) -> None:
         assert covered >= min(len(taken) + 1, len(tiles) + len(schedules))
 
 
+def test_a_choice_that_splits_k_has_another_schedule() -> None:
+    none, one, two = (
+        schedule_of(dataclasses.replace(own(min(PROBLEMS))[0], info=info)) for info in ({}, {"splits": 1}, {"splits": 2})
+    )
+    assert none == one != two
+
+
 @pytest.mark.parametrize("name", SOME)
 def test_no_pair_of_tile_and_schedule_comes_twice_before_each_came_once(name: str) -> None:
     choices = own(name)

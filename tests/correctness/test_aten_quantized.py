@@ -26,8 +26,8 @@ from quantized_cases import (
 
 from gemmtune.backends.aten import BACKEND
 from gemmtune.backends.aten.int8 import kernel_of as int_kernel
+from gemmtune.backends.aten.scaled import _rows_aligned, rows_on_this_cpu
 from gemmtune.backends.aten.scaled import kernel_of as scaled_kernel
-from gemmtune.backends.aten.scaled import rows_on_this_cpu
 from gemmtune.backends.scaling import MODES, at_blocks, mode_of
 from gemmtune.choice import Choice, Kernel
 from gemmtune.device import detect, preset
@@ -331,6 +331,20 @@ def test_scales_of_rows_need_a_cuda_version(version: str | None, serves: bool, m
         problem = Problem.scaled_mm(64, 128, 256, scales=scales, device_type="cuda")
         found = BACKEND.enumerate(problem, preset("sm90"), Settings()).refusals
         assert [x.reason for x in found if "12.9" in x.reason] == ([] if serves else [found[0].reason])
+
+
+def test_operands_with_unaligned_or_overlapping_rows_are_copied() -> None:
+    taken = {
+        ((64, 1), 0): True,
+        ((48, 1), 0): True,
+        ((72, 1), 0): False,
+        ((64, 1), 16): False,
+        ((32, 1), 0): False,
+        ((1, 64), 0): False,
+    }
+    for (stride, offset), aligned in taken.items():
+        layout = Layout(size=(4, 48), stride=stride, offset=offset, dtype=torch.float8_e4m3fn)
+        assert _rows_aligned(layout) == aligned, layout
 
 
 def test_scaled_mm_refuses_with_a_reason() -> None:

@@ -138,18 +138,18 @@ def count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.turn(3, 4)
-def test_bits_are_compared_for_each_precision(monkeypatch: pytest.MonkeyPatch):
-    """A table is of one precision of torch, and so is what was compared."""
+def test_bits_are_compared_for_each_precision_and_number_of_rows(monkeypatch: pytest.MonkeyPatch):
+    """A table is of one precision of torch, and so is what was compared. It does not matter how rows are batched."""
     model = optimized(Block())
     layers = (model.q, model.k, model.v)
     weights, biases = ([getattr(layer, name).detach() for layer in layers] for name in ("weight", "bias"))
     columns = invariant_joined.Columns(weights=weights, scales=[], zeros=[], biases=biases, encoding="")
     runs, counts = count(monkeypatch), []
-    for precision in ("ieee", "ieee", "tf32"):
+    for precision, x in (("ieee", X), ("ieee", X.flatten(0, 1)), ("ieee", X[:, :2]), ("tf32", X)):
         monkeypatch.setattr(invariant_joined, "flags_token", lambda _dtype, flags=precision: flags)
-        assert invariant_joined.can_join(X, columns)
+        assert invariant_joined.can_join(x, columns)
         counts.append(len(runs))
-    assert counts == [4, 4, 8]
+    assert counts == [4, 4, 8, 12]
 
 
 @pytest.mark.turn(2, 4)

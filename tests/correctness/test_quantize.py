@@ -114,6 +114,8 @@ def test_gradients_and_other_dtypes(kind):
     assert close(grads[1], grads[3], kind)
     with torch.inference_mode():
         assert torch.equal(model(x), model(x))
+        assert close(model(x.flatten(0, -2)[0]), model(x).flatten(0, -2)[0], kind)
+        assert model(x[:0]).shape == (0, *model(x).shape[1:])
     half = copy.deepcopy(model).to(torch.bfloat16)
     assert (half[0].weight.dtype, half[0].weight.tensor.dtype) == (torch.bfloat16, model[0].weight.tensor.dtype)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

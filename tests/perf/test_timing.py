@@ -18,7 +18,7 @@ import torch
 from gemmtune.device import MIB, detect
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import with_rows
-from gemmtune.timing.contenders import Contender, CpuContender
+from gemmtune.timing.contenders import Contender, CpuContender, _later
 from gemmtune.timing.rotation import Rotation, cache_bytes, set_count
 from gemmtune.timing.rounds import TIE, Ranked, play
 from gemmtune.timing.timer import median_margin
@@ -41,6 +41,12 @@ def busy(seconds: float) -> Callable[[], None]:
             pass
 
     return work
+
+
+def test_a_call_begins_after_the_hosts_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(10_000, 1000)
+    monkeypatch.setattr("gemmtune.timing.contenders.time", SimpleNamespace(perf_counter_ns=clock.__next__))
+    assert _later(clock.__next__, host_us=5.0)() == 16_000
 
 
 def test_a_planted_difference_of_20_percent_is_found() -> None:

@@ -295,6 +295,27 @@ def test_the_module_runs_as_the_command_does():
     assert done.stdout == f"gemmtune, version {__version__}\n"
 
 
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback():
+    program = (
+        "import os, runpy, signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == module:\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "for module in sys.argv[1:]:\n"
+        "    if not (child := os.fork()):\n"
+        "        sys.meta_path.insert(0, Interrupting())\n"
+        "        sys.argv = ['gemmtune', '--help']\n"
+        "        runpy.run_module('gemmtune', run_name='__main__')\n"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    words = [sys.executable, "-c", program, "gemmtune.cli", "gemmtune.settings", "click", "gemmtune.cli.options", "no module"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stderr == "interrupted\n" * 4
+    assert done.stdout.splitlines()[:4] == ["130"] * 4
+    assert done.stdout.endswith("\n0\n")
+
+
 @pytest.mark.turn(2, 4)
 def test_closed_pipe_prints_no_traceback(own_store, tmp_path):
     done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,7 +17,9 @@ from gemmtune.choice import Status
 from gemmtune.device import detect
 from gemmtune.problem.rows import row_classes
 from gemmtune.problem.trace import trace
+from gemmtune.selector.offers import offers_for
 from gemmtune.selector.result import HOST_US
+from gemmtune.selector.segments import Segment, Table
 from gemmtune.store.database import Database
 from gemmtune.store.key import canonical, fingerprint_text
 from gemmtune.store.store import Ranged, Row, Store
@@ -145,6 +148,34 @@ def test_prune_removes_tables_that_this_version_cannot_read(capsys, varied):
     assert cli.run(["store", "prune"]) == 0
     assert "1 table and" in capsys.readouterr().out
     assert [x.kind for x in Store.open(varied).every_ranged()] == [TABLE.kind]
+
+
+def test_prune_removes_older_kernels_of_this_machine(capsys, own_store):
+    """Settings leave nothing out. A kernel of another machine or of a library may be one that this process does not list."""
+    problem, (rows_class,) = Problem.mm(8, 32, 32, dtype=torch.float32, device_type="cpu"), row_classes(PROBLEM)
+    known = offers_for(problem, detect("cpu"), settings.Settings(backends=("cpp",), search="exhaustive")).choices[-1]
+    hashes = {"now": known.content_hash, "older": "0123"}
+    names = {"now": known.name, "older": known.name, "library": "cublaslt:x", "elsewhere": known.name}
+    rows = [
+        row(names[x], 1.0, key=problem.key, fingerprint=MACHINE if x == "elsewhere" else HERE, content_hash=hashes.get(x, x))
+        for x in names
+    ]
+    found = (choice for choice in offers_for(PROBLEM, detect("cpu"), settings.Settings(backends=("cpp",))).choices)
+    table = Table(segments=(Segment.of(next(found), 1, 16, 16),), seed=0)
+    older = {"segments": [table.to_json()["segments"][0] | {"content_hash": "0123"}]}
+    facts = [
+        Ranged(key=rows_class.key, fingerprint=HERE, kind=kind, value=table.to_json() | more)
+        for kind, more in (("segments", {}), ("default", older))
+    ]
+    with contextlib.closing(Store.open(own_store)) as store:
+        store.put(rows)
+        for fact in facts:
+            store.put_ranged(fact)
+    with settings.patch(choice_denylist_regex="cpp"):
+        assert cli.run(["store", "prune"]) == 0
+    assert "1 row of 1 problem, 1 table and 0 limits removed" in capsys.readouterr().out
+    assert {x.content_hash for x in Store.open(own_store).every_row()} == {known.content_hash, "library", "elsewhere"}
+    assert [x.kind for x in Store.open(own_store).every_ranged()] == ["segments"]
 
 
 @pytest.mark.parametrize(

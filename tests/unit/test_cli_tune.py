@@ -205,6 +205,18 @@ def test_no_valid_choice_exits_with_1_and_names_them(capsys, tuner, own_store):
     assert "error: no valid choice for mm 16x4096x4096 float32 nt on cpu:\n  cpp:a: crashed: SIGSEGV" in err
 
 
+@pytest.mark.parametrize("quiet", [[], ["-q"]])
+def test_results_without_a_store_are_printed_and_exit_with_1(capsys, tuner, tmp_path, quiet):
+    with settings.patch(store_path=str(tmp_path)):
+        assert cli.run(["tune", "2x3x4", "--device", "cpu", *quiet]) == 1
+    printed = capsys.readouterr()
+    assert "pick: cpp:avx512_12x32" in printed.out
+    error = f"error: store: got 'unable to open database file' from {tmp_path}, expected a store "
+    assert printed.err.splitlines()[-1].startswith(error)
+    assert printed.err.endswith(" The results are not stored.\n")
+    assert len(printed.err.splitlines()) == (1 if quiet else 2)
+
+
 def test_an_empty_problem_is_no_failure(tuner, own_store):
     empty = Problem.mm(0, 3, 4, dtype=torch.float32, device_type="cpu")
     tuner.result = TuningResult((problem_result(problem=empty),))

@@ -75,6 +75,13 @@ def test_every_model_has_a_table_in_each_dtype() -> None:
     assert {w.n for w in MODELS["llama-3.1-8b"].weights()} == {4096, 1024, 6144, 14336, 28672, 128256}
 
 
+def test_sizes_of_the_models_fit() -> None:
+    """Each head of keys serves as many heads of queries. Other sizes are round numbers."""
+    for name, x in MODELS.items():
+        assert [x.heads % x.kv_heads, x.head_dim % 16, x.intermediate % 8, x.experts % 8] == [0] * 4, name
+    assert [name for name, x in MODELS.items() if x.kv_heads == 1] == ["gemma-3-1b", "falcon-7b"]
+
+
 def test_names_and_patterns_of_models() -> None:
     assert list(models_of(["Qwen3-*b"])) == [name for name in MODELS if name.startswith("qwen3-") and name.endswith("b")]
     with pytest.raises(InvalidProblemError, match=r"models: got 'llama', expected all, patterns .*, or some of llama-2-7b"):

@@ -82,7 +82,7 @@ class PartsPredicate(Predicate):
 
     def _registers(self, config: Config, how: str, staging: tuple[Staging, Staging]) -> int:
         """Return one thread's registers, which also hold a step's sum and the additional parts."""
-        threads = config.warps * max(self.device.warp_size, 1)
+        threads = config.warps * self.device.warp_size
         total = super()._registers(config, how, staging) + config.block_m * config.block_n // threads
         if how == "mma":
             return total + (PARTS - 1) * fragment_registers(config, PART_BYTES, 32) + fragment_registers(config, 4, 32)

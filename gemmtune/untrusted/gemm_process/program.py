@@ -218,14 +218,12 @@ class Program:
         self, at: int, nbytes: int, dtype: str, size: Sequence[int], stride: Sequence[int] | None, offset: int
     ) -> torch.Tensor:
         kind = getattr(torch, dtype)
+        steps = torch.empty(size, device="meta").stride() if stride is None else stride
         if isinstance(self._memory, torch.Tensor):
-            whole = self._memory.view(kind)
-            steps = torch.empty(size, device="meta").stride() if stride is None else stride
-            return whole.as_strided(size, steps, at // kind.itemsize + offset)
+            return self._memory.view(kind).as_strided(size, steps, at // kind.itemsize + offset)
         if not nbytes:
             return torch.empty(size, dtype=kind)
         storage = torch.frombuffer(self._memory, dtype=torch.uint8, offset=at, count=nbytes).untyped_storage()
-        steps = torch.empty(size, device="meta").stride() if stride is None else stride
         return self._set(torch.empty(0, dtype=kind), storage, offset, size, steps)
 
 
