@@ -56,15 +56,15 @@ _CONFIGS: Mapping[str, tuple[int, int, int | None]] = {
     "ck": (2, 4, None),
     "cuda:bsr": (2, 6, None),
     "cuda:bsr_skinny": (2, 6, None),
-    "cuda:cluster": (2, 5, None),
+    "cuda:cluster": (2, 8, None),
     "cuda:gemv": (2, 4, None),
     "cuda:grouped": (3, 8, None),
     "cuda:narrow": (1, 3, None),
     "cuda:parts": (2, 5, None),
     "cuda:skinny": (2, 4, None),
-    "cuda:stream": (1, 2, None),
+    "cuda:stream": (1, 4, None),
     "cuda:wgmma": (2, 4, None),
-    "cuda:wgmma_stream": (1, 2, None),
+    "cuda:wgmma_stream": (1, 3, None),
     "cpp": (4, 10, None),
 }
 """Number of configs in a quick, a default and an exhaustive search.

@@ -24,7 +24,7 @@ FILLED = {1: 0.9, 2: 0.7}
 LEAST_STEPS = 4
 """Minimum steps of a block, unless K has fewer."""
 LEAST_K = {"quick": 8192, "default": 4096, "exhaustive": 128}
-SKINNY_ROWS, SKINNY_LEAST_K, SKINNY_MOST_BYTES = 32, 2048, 2**27
+SKINNY_ROWS, SKINNY_LEAST_K, SKINNY_MOST_BYTES = 32, 1024, 2**27
 """Limits of a product with few rows or columns. Its weights are read in some tens of microseconds, so launch overhead matters."""
 TILE_SIDE = 64
 """Rows or columns with which the other dimension may be long."""
@@ -37,11 +37,12 @@ MIDDLE_ROWS, MIDDLE_COLUMNS, MIDDLE_K = 128, 2048, 7168
 def why_not_likely(problem: Problem, device: DeviceInfo, search: str) -> str | None:
     """Return the reason why a search does not try the kernel, or None. Split-K pays if tiles are few and K is long."""
     small, large = sorted((problem.m, problem.n))
-    skinny = search != "quick" and small <= SKINNY_ROWS and problem.bytes <= SKINNY_MOST_BYTES
-    if skinny and problem.k >= SKINNY_LEAST_K:
+    short = search != "quick" and small <= TILE_SIDE and problem.bytes <= SKINNY_MOST_BYTES
+    least_k = min(SKINNY_LEAST_K if short else LEAST_K[search], LEAST_K[search])
+    if problem.k < least_k:
+        return f"K is {problem.k}, tried from {least_k} on"
+    if short and small <= SKINNY_ROWS:
         return None
-    if problem.k < LEAST_K[search]:
-        return f"K is {problem.k}, tried from {LEAST_K[search]} on"
     # A tile with 64 columns reads as many bytes for its 64 rows as for its columns. Multiprocessors just keep up with memory if
     # clusters of two blocks run for all tiles at once, and not if some of them read two tiles.
     most = device.sm_count // 2

@@ -41,12 +41,10 @@ WAIT_US = 2.5
 """Time from a block's last product until another block sees its sums."""
 LEAST_ROWS, MOST_ROWS = 97, 1536
 """Rows of a between which a search tries the kernel. With fewer, other families are faster, and with more torch is as fast."""
-LEAST_BYTES = 2**24
+LEAST_BYTES = 2**23
 """Minimum size of b that a search tries. Smaller products were not measured."""
-LEAST_ROWS_OF_LARGE = 32
+LEAST_ROWS_OF_LARGE, LARGE_BYTES = 32, 2**26
 """Rows of a from which a search tries the kernel if b has LARGE_BYTES."""
-MANY_ROWS, LONG_K, LARGE_BYTES = 400, 7168, 2**26
-"""Rows of a, length of K and size of b, one of which must be exceeded or reached. Below all, torch fills one wave as well."""
 
 
 class Work(kernel.Work):
@@ -96,13 +94,7 @@ class Stream(Family[Config]):
         least = LEAST_ROWS_OF_LARGE if b_bytes >= LARGE_BYTES else LEAST_ROWS
         if not least <= m <= MOST_ROWS:
             return f"a has {m} rows, tried from {least} to {MOST_ROWS}"
-        if b_bytes < LEAST_BYTES:
-            return f"b has {b_bytes} bytes, tried from {LEAST_BYTES} on"
-        if m > MANY_ROWS or problem.k >= LONG_K or b_bytes >= LARGE_BYTES:
-            return None
-        return (
-            f"{m} rows of a, K of {problem.k} and {b_bytes} bytes of b: tried over {MANY_ROWS}, from {LONG_K} or from {LARGE_BYTES}"
-        )
+        return f"b has {b_bytes} bytes, tried from {LEAST_BYTES} on" if b_bytes < LEAST_BYTES else None
 
     def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
         shape, division = config.shape, Division.of(problem, config)
