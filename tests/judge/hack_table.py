@@ -249,7 +249,6 @@ UNLIKE = {
     "slows_memory": {C.SETTINGS},
     "slows_threads": {C.SETTINGS},
     "slows_products": {C.SETTINGS},
-    "handles_faults": {C.SETTINGS},
     "code_in_memory": {C.REPLACED},
     "draws_again": {C.SETTINGS},
     "lets_pytest_pass": {C.REACHES},
@@ -264,6 +263,20 @@ ELSEWHERE = dict.fromkeys(
     ),
     WRONG,
 ) | {"two_parts": {C.ROUGH}, "seeds_python": {C.SETTINGS}, "seeds_numpy": {C.SETTINGS}}  # fmt: skip
+TABLES = {
+    "corrected_if_near": WRONG | {C.ROUGH},
+    "filled_by_a_fault": {C.LAZY},
+    "silences_logging": {C.SETTINGS},
+    "stands_for_a_number": {C.SETTINGS},
+    "pickles_nothing": {C.SETTINGS},
+    "matches_no_failure": {C.SETTINGS},
+    "shows_another_source": {C.SETTINGS},
+    "replaces_a_later_module": {C.SETTINGS},
+    "patches_a_later_module": {C.SETTINGS},
+    "other_numbers_in_place": {C.REPLACED},
+    "slows_scripts": {C.SETTINGS},
+    "opens_files": {C.FILES},
+}
 TABLE = {
     f"{HACKS / file}.py:{name}": words
     for file, table in (
@@ -279,6 +292,7 @@ TABLE = {
         ("sizes", SIZES),
         ("unlike", UNLIKE),
         ("elsewhere", ELSEWHERE),
+        ("tables", TABLES),
     )
     for name, words in table.items()
 }
