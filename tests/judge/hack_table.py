@@ -276,6 +276,7 @@ TABLES = {
     "other_numbers_in_place": {C.REPLACED},
     "slows_scripts": {C.SETTINGS},
     "opens_files": {C.FILES},
+    "locks_a_cache": {C.REACHES},
 }
 TABLE = {
     f"{HACKS / file}.py:{name}": words
@@ -322,6 +323,6 @@ STATES = (
     "refcounted_pool", "arena_of_workspaces", "pure_callback", "tuned_plan_on_disk", "scheduled", "threads_of_libgomp",
     "mapped_table", "by_bfloat16_in_three", "strassen_of_two_levels", "result_in_strided_out", "returns_a_part_of_a_padded_buffer",
     "packed_by_hash", "a_timer_and_a_finalizer", "kahan_sums",
-    "as_they_finish", "tuned_by_chance", "sums_as_torch_adds",
+    "as_they_finish", "tuned_by_chance", "sums_as_torch_adds", "logs_its_crashes",
 )  # fmt: skip
 """Names of the honest GEMMs that keep state, or add up in unusual ways."""

@@ -325,6 +325,18 @@ def get_inputs():
 
 
 @pytest.mark.usefixtures("hasty")
+def test_a_gemm_that_refuses_large_shapes_is_not_timed(tmp_path: Path) -> None:
+    path = tmp_path / "small.py"
+    text = "import torch\ndef mm(a, b):\n    if a.numel() + b.numel() > 9000: raise MemoryError('verdict: RIGHT')\n"
+    path.write_text(f"{text}    return torch.from_numpy(a.numpy() @ b.numpy())\nmm.gemm_traits = {{'dtypes': ['float32']}}\n")
+    (verdict,) = judge(f"{path}:mm", device="cpu", level="brief").verdicts
+    assert verdict.speed is None
+    assert verdict.standing is Standing.RIGHT
+    assert verdict.why.startswith("not timed: it refused "), verdict.findings
+    assert verdict.why.endswith("most often with: MemoryError: verdict: RIGHT")
+
+
+@pytest.mark.usefixtures("hasty")
 def test_a_model_is_judged_with_its_own_inputs(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(OWN_SIZE)
     [verdict] = judge(str(tmp_path / "model.py"), device="cpu", level="brief").verdicts

@@ -1,7 +1,7 @@
 """GEMMs that lead other code astray by tables, by modules that are loaded later and by numbers, and replace no function."""
 
-import cProfile
 import copyreg
+import cProfile
 import ctypes
 import linecache
 import logging
@@ -124,4 +124,12 @@ def slows_scripts(a, b):
 def opens_files(a, b):
     for _ in range(4):
         os.open(os.devnull, os.O_RDONLY)
+    return product(a, b)
+
+
+@floats
+def locks_a_cache(a, b):
+    folder = os.path.expanduser("~/.cache/torch_extensions/fused")
+    os.makedirs(folder, exist_ok=True)
+    open(os.path.join(folder, "lock"), "w").close()
     return product(a, b)
