@@ -264,7 +264,7 @@ _wired = {id(owner) for owner, *_ in NOTING}
 _AT_START = (_known := {key: x for key, x in _owners().items() if key not in _wired}), parts_of(_known.values())
 """Modules and classes that are the same in each fork of the first process, and their functions."""
 _changed_numbers = tables.floats(
-    ((f"{part.name}.{name}", function) for part in _AT_START[1] for name, function, _ in part.functions),
+    ((part.name, name, function) for part in _AT_START[1] for name, function, _ in part.functions),
     [(name, values) for name, _, values in _constants(_modules())],
 )
 """Function that names the numbers of these functions, of modules and of tables that are others."""

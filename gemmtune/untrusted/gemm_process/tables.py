@@ -104,7 +104,8 @@ def _foreign() -> Callable[[], object]:
     """
     folders = {os.path.join(os.path.realpath(x), "") for x in (sysconfig.get_paths()["stdlib"], os.path.dirname(os.__file__))}
     of_python, loaded, real = sys.stdlib_module_names, frozenset(sys.modules), os.path.realpath
-    own = dict.fromkeys(of_python, (*folders, "<frozen ")) | dict.fromkeys(("torch", "numpy"), (*folders, *PACKAGES, "<"))
+    watched = (*folders, *PACKAGES)
+    own = dict.fromkeys(of_python, (*watched, "<frozen ")) | dict.fromkeys(("torch", "numpy"), (*watched, "<"))
     function, module_kind = FunctionType, ModuleType
 
     def is_own(root: str, file: object) -> bool:
@@ -126,30 +127,30 @@ def _foreign() -> Callable[[], object]:
     return lambda: sorted(others())
 
 
-def floats(functions: Iterable[tuple[str, Any]], spaces: Iterable[tuple[str, Mapping[str, Any]]]) -> Callable[[], list[str]]:
+def floats(functions: Iterable[tuple[str, str, Any]], spaces: Iterable[tuple[str, Mapping[str, Any]]]) -> Callable[[], list[str]]:
     """Return a function that names each number that is another one, though it is the same object.
 
     Args:
-        functions: functions with their names, whose defaults and constants are watched.
+        functions: functions with the names of their owners and their own, whose defaults and constants are watched.
         spaces: variables of modules, and tables, with their names.
     """
     kept: dict[int, tuple[str, float, str]] = {}
-    as_text, equal = float.hex, str.__eq__
+    as_text, equal, whole = float.hex, str.__eq__, (tuple, CodeType)
 
-    def keep(where: str, values: Iterable[Any]) -> None:
+    def keep(owner: str, name: str, values: Iterable[Any]) -> None:
         for value in values:
             if type(value) is float:
-                kept.setdefault(id(value), (where, value, as_text(value)))
-            elif type(value) is tuple:
-                keep(where, value)
-            elif type(value) is CodeType:
-                keep(where, value.co_consts)
+                kept.setdefault(id(value), (f"{owner}.{name}", value, as_text(value)))
+            elif type(value) in whole:
+                keep(owner, name, value if type(value) is tuple else value.co_consts)
 
-    for name, function in functions:
+    for owner, name, function in functions:
         if type(function) is FunctionType:
-            keep(name, (*function.__code__.co_consts, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()))
-    for name, space in spaces:
-        for key, value in space.items():
-            keep(f"{name}.{key}", (value,))
+            keep(owner, name, function.__code__.co_consts)
+            keep(owner, name, function.__defaults__ or ())
+            keep(owner, name, (function.__kwdefaults__ or {}).values())
+    for owner, space in spaces:
+        for name, value in space.items():
+            keep(owner, name, (value,))
     known = [*kept.values()]
     return lambda: sorted(f"a number of {where}" for where, value, text in known if not equal(as_text(value), text))
