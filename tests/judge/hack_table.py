@@ -215,6 +215,7 @@ TWIN = {
     "torch_in_a_fork": {C.TORCH},
     "wider_torch_in_a_fork": {C.TORCH},
     "silent_torch_in_a_fork": {C.TORCH},
+    "dithered_torch_in_a_fork": {C.TORCH},
     "torch_blas_by_own_c": {C.TORCH},
     "tolerances_edited": {C.SETTINGS},
     "patched_logging": {C.REPLACED},

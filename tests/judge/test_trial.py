@@ -33,7 +33,7 @@ from gemmtune.untrusted.shape import Shape, note_calls
 from gemmtune.untrusted.subject import rival, subject_of
 from gemmtune.untrusted.target import TORCH, Target
 from gemmtune.untrusted.trial import Trial
-from gemmtune.untrusted.twin import Elsewhere, digest, tells
+from gemmtune.untrusted.twin import Elsewhere, digest, follows, tells
 from gemmtune.untrusted.variations import NEARBY, STRUCTURES, cancelling, impose, nearby, one_changed
 
 PROBLEM = Problem.mm(24, 40, 32)
@@ -146,6 +146,24 @@ def test_numbers_that_cancel_show_wider_sums(dtype: torch.dtype) -> None:
     one = sum((x.a[:, k : k + 1].double() @ x.b[k : k + 1].double() for k in range(96)), torch.zeros(24, 40).double())
     other = x.a.double() @ x.b.double()
     assert (one.to(dtype) != other.to(dtype)).double().mean() > 0.02
+
+
+def test_a_result_follows_torch_if_it_differs_alike() -> None:
+    """Random last bits hide equal bits, and not from where the larger errors come."""
+    a, b = torch.randn(60, 500), torch.randn(500, 80)
+    exact, by_torch, by_torch_there = (
+        a.double() @ b.double(),
+        a @ b,
+        sum(x @ y for x, y in zip(a.split(9, 1), b.split(9), strict=True)),
+    )
+
+    def dithered(x: torch.Tensor) -> torch.Tensor:
+        return (x.view(torch.int32) ^ torch.randint(0, 2, x.shape, dtype=torch.int32)).view(torch.float32)
+
+    assert follows((by_torch, by_torch), (by_torch_there, by_torch_there))
+    assert follows((dithered(by_torch), by_torch), (dithered(by_torch_there), by_torch_there))
+    for own, there in ((by_torch, by_torch), (dithered(by_torch), dithered(by_torch)), (dithered(exact.float()), exact.float())):
+        assert not follows((own, by_torch), (there, by_torch_there))
 
 
 def test_no_integers_are_nearby() -> None:
