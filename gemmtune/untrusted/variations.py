@@ -137,8 +137,8 @@ def impose(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> N
         case "padded" if k >= PADDED:
             a[..., k - k // PADDED :] = 0
         case "decaying":
-            powers = torch.linspace(0, -DECAY if wide else -UNEVEN, k, device=a.device)
-            a.mul_(torch.exp2(powers[rng.choice((range(k), range(k - 1, -1, -1), rng.sample(range(k), k)))]).to(a.dtype))
+            falling = torch.linspace(0, -DECAY if wide else -UNEVEN, k, device=a.device)
+            a.mul_(torch.exp2(falling[rng.choice((range(k), range(k - 1, -1, -1), rng.sample(range(k), k)))]).to(a.dtype))
         case "uneven":
             for x, size in ((a, (*a.shape[:-1], 1)), (b, (*b.shape[:-2], 1, b.shape[-1]))):
                 powers = [rng.uniform(-UNEVEN, 0) for _ in range(math.prod(size))]
