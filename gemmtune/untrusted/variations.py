@@ -136,10 +136,10 @@ def impose(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> N
             a[..., [rng.randrange(k) for _ in range(OUTLIERS)]] *= LARGE
         case "padded" if k >= PADDED:
             a[..., k - k // PADDED :] = 0
-        case "decaying":
-            falling = torch.linspace(0, -DECAY if wide else -UNEVEN, k, device=a.device)
+        case "decaying" if wide:
+            falling = torch.linspace(0, -DECAY, k, device=a.device)
             a.mul_(torch.exp2(falling[rng.choice((range(k), range(k - 1, -1, -1), rng.sample(range(k), k)))]).to(a.dtype))
-        case "uneven":
+        case "uneven" if wide:
             for x, size in ((a, (*a.shape[:-1], 1)), (b, (*b.shape[:-2], 1, b.shape[-1]))):
                 powers = [rng.uniform(-UNEVEN, 0) for _ in range(math.prod(size))]
                 x.mul_(torch.tensor(powers, device=x.device).exp2().reshape(size).to(x.dtype))
