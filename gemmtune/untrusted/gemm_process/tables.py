@@ -117,9 +117,10 @@ def _foreign() -> Callable[[], object]:
                 continue
             spec = getattr(module, "__spec__", None) if isinstance(module, module_kind) else None
             origin = getattr(spec, "origin", None)
-            if name in of_python and origin not in ("built-in", "frozen") and not is_own(root, origin):
-                yield name
-                continue
+            if origin not in ("built-in", "frozen") and not is_own(root, origin):
+                if name in of_python:
+                    yield name
+                continue  # torch's compiler makes modules of its own
             for key, value in [*vars(module).items()]:
                 if type(value) is function and not is_own(root, value.__code__.co_filename):
                     yield f"{name}.{key}"
