@@ -43,8 +43,11 @@ PADDED = 8
 """Part of K, as a divisor, that is padded by zeros."""
 LITTLE = {8: (2.0**-10, 2.0**-6), 4: (2.0**-10, 2.0**-6), 2: (2.0**-8, 2.0**-6)}
 """Relative changes of numbers, by their bytes, after which a result that was kept for the earlier ones is wrong."""
-NEARBY = ("ab 0", "a 0", "b 0", "ab 1", "a 1", "b 1")
-"""Operands that are changed so, and the place of the change. A result may be kept for an equal b, and corrected for a near a."""
+NEARBY = ("ab 0", "a 1", "b 1")
+"""Operands that are changed so, and the place of the change. A result may be kept for an equal b, and corrected for a near a.
+
+Errors of such a correction show after a larger change only.
+"""
 MULTIPLES = (2.0, 0.5, -1.0)
 RELATIONS = ("multiple a", "multiple b", "rolled a", "rolled b")
 """Relations of operands to those of the call before."""
