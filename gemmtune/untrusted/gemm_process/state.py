@@ -47,7 +47,8 @@ GETTER = re.compile(r"(get|is|are)(?!.*(rng|count|objects|ref|blocks|stats|load|
 ASKED: tuple[Any, ...] = (sys, os, gc, threading, decimal, torch, np)
 """Modules of which each such function is asked."""
 BELOW = re.compile(
-    r"_(jit_)?(get|is|are)_(?!.*(schemas|hooks|exception|trac|thread|upgraders|group|version|num_))\w+$|_jit_(?!set)\w+_enabled$"
+    r"_(jit_)?(get|is|are)_(?!.*(schemas|hooks|exception|trac|thread|upgraders|group|version|num_))\w+$"
+    r"|_jit_(?!set|nvfuser)\w+_enabled$"
 )
 """Names of functions of torch in C that say a setting, for which Python has no other function."""
 OPERATORS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "copy_", "sum", "add.Tensor", "mul.Tensor", "_int_mm")
