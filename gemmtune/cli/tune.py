@@ -73,8 +73,7 @@ def tune(
     if json_file != STDOUT:
         _show_end(result, tables)
     write_json(json_file, [*result.to_json(), *(table.to_json() for table in tables)])
-    _require_picks(result, chosen)
-    _require_store(chosen)
+    _require_all(result, chosen)
 
 
 def _show_end(result: TuningResult, tables: Sequence[RangeResult]) -> None:
@@ -142,16 +141,12 @@ def _changes(force: bool, wait_quiet: bool, accept_busy: bool) -> dict[str, Any]
     return busy | {"tune": "force" if force or settings.current().tune == "force" else "on_miss"}
 
 
-def _require_picks(result: TuningResult, chosen: Settings) -> None:
-    """Raise NoValidChoicesError for the first problem without a choice."""
+def _require_all(result: TuningResult, chosen: Settings) -> None:
+    """Raise NoValidChoicesError for the first problem without a choice, or StoreError if the results end with this process."""
     for problem in result:
         if problem.pick is None and not problem.problem.empty:
             left_out = [(o.name, o.status.value, o.reason) for o in (*problem.outcomes, *map(Outcome.of_refusal, problem.refusals))]
             raise NoValidChoicesError(str(problem.problem), left_out, remedy_for(problem.outcomes, chosen))
-
-
-def _require_store(chosen: Settings) -> None:
-    """Raise StoreError if results could not be stored, because they end with this process."""
     if trouble := open_store(chosen).trouble:
         raise StoreError(f"{trouble} The results are not stored.")
 

@@ -95,7 +95,7 @@ class Verdict:
     def standing(self) -> Standing:
         """Standing by conduct, then by values. Nothing that was not judged is right."""
         if any(finding.dishonest for finding in self.findings):
-            wrong = {Conduct.WRONG, Conduct.SOMETIMES, Conduct.CRASHED, Conduct.HUNG}
+            wrong = {Conduct.WRONG, Conduct.SOMETIMES, Conduct.CRASHED, Conduct.HUNG, Conduct.FILES}
             return Standing.WRONG if {x.kind for x in self.findings if x.dishonest} <= wrong else Standing.DISHONEST
         if self.values.bad:
             return Standing.WRONG
@@ -231,10 +231,20 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options, named: 
     except (CandidateEnded, RemoteError) as error:
         verdict = dataclasses.replace(verdict, reason=str(error))
     given_up = "; ".join(elsewhere.given_up) if elsewhere is not None else ""
-    reason = verdict.reason or ("" if shapes else f"not timed: torch has no function for {', '.join(subject.traits.ops or ())}")
+    reason = verdict.reason or _untimed(subject, shapes)
     return dataclasses.replace(
         verdict, shapes=shapes, speed=judge_speed(candidate, shapes, verdict.busy), work=work, reason=reason, given_up=given_up
     )
+
+
+def _untimed(subject: Subject, shapes: tuple[Shape, ...]) -> str:
+    """Return why no call was timed, or "" if one was."""
+    if not shapes:
+        return f"not timed: torch has no function for {', '.join(subject.traits.ops or ())}"
+    refused = Counter(shape.refused.partition("\n")[0] for shape in shapes if shape.refused)
+    if any(shape.pairs for shape in shapes) or not refused:
+        return ""
+    return f"not timed: it refused {sum(refused.values())} of {len(shapes)} shapes, most often with: {refused.most_common(1)[0][0]}"
 
 
 def _declared(traits: Traits) -> str:

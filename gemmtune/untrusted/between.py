@@ -14,6 +14,8 @@ KEPT_BYTES = 2**28
 """Memory that a GEMM may keep without a note."""
 THREADS_OF_A_CORE = 3
 """Threads of each core that a GEMM may keep without a note: those of torch, of a BLAS library and its own."""
+KEPT_FILES = 200
+"""Files that a GEMM may keep open. One that opens some in each call has more."""
 
 
 class Between:
@@ -21,7 +23,7 @@ class Between:
 
     def __init__(self) -> None:
         self._idle_s = self._busy_s = self._answered_s = self._started_s = self._asked_s = 0.0
-        self._threads = self._bytes = 0
+        self._threads = self._bytes = self._files = 0
 
     def begin(self) -> None:
         """Begin with a new process, whose start is no work."""
@@ -29,7 +31,7 @@ class Between:
 
     def opened(self, fork: Fork) -> None:
         """Remember what the process has after its import."""
-        self._threads, self._bytes = fork.threads(), fork.resident_bytes()
+        self._threads, self._bytes, self._files = fork.threads(), fork.resident_bytes(), _files(fork)
 
     def rest(self, fork: Fork) -> None:
         """Count the time since the latest answer."""
@@ -72,7 +74,16 @@ class Between:
             found.append((Conduct.THREADS, f"{threads} more than after its import"))
         if (kept := fork.resident_bytes() - self._bytes) > KEPT_BYTES:
             found.append((Conduct.MEMORY, f"{kept / 2**20:.0f} MiB"))
+        if (files := _files(fork) - self._files) > KEPT_FILES:
+            found.append((Conduct.FILES, f"{files} more than after its import"))
         return found
+
+
+def _files(fork: Fork) -> int:
+    try:
+        return len(os.listdir(f"/proc/{fork.pid}/fd"))
+    except OSError:  # it has ended, or hides from others
+        return 0
 
 
 def _watched(fork: Fork) -> float:

@@ -41,6 +41,7 @@ class Conduct(StrEnum):
     ENVIRONMENT = "changes the environment"
     THREADS = "keeps threads"
     MEMORY = "keeps memory"
+    FILES = "keeps files open"
 
 
 NOTED = frozenset({Conduct.WRITES, Conduct.STARTS, Conduct.ENVIRONMENT, Conduct.THREADS, Conduct.MEMORY})
@@ -66,6 +67,7 @@ ADVICE: Mapping[Conduct, str] = MappingProxyType({
     Conduct.REUSED: _CACHE,
     Conduct.SOMETIMES: "Look for state that calls share (caches, buffers, counters, threads), and for what depends on the caller.",
     Conduct.ROUGH: "Add up in float32, or declare what it does: --trait accumulate=float32:bfloat16 or --trait input_mode=tf32.",
+    Conduct.FILES: "Close what a call has opened: a process may have about 1,000 files open.",
     Conduct.TORCH: "Declare --trait calls_torch if torch is meant to do the work.",
     Conduct.SETTINGS: "Leave settings alone, or put them back before the call returns.",
 })  # fmt: skip

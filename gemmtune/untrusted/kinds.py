@@ -6,15 +6,15 @@ import random
 from ..numerics.expectation import Expectation
 from ..numerics.operands import Operands
 from .checks import Checker
-from .variations import RELATIONS, alike, nearby, one_changed, related
+from .variations import NEARBY, RELATIONS, alike, nearby, one_changed, related
 
 KINDS = ("fresh", "fresh", "exact", "fresh", "alike", "fresh", "moved", "left", "fresh", "right", "one", "near", "related")
 """Kinds of calls. They come in another order each time, but the call after an exact one is fresh: others change the call before.
 
 fresh: new numbers. exact: new numbers whose result is known bit by bit. alike: the numbers of the call before in another order,
 at the same addresses. moved: the same numbers at other addresses. left, right: a new a, or a new b, with the other one as before.
-one: the same numbers with one changed in a and in b. near: the same numbers, each a little larger. related: a or b is a multiple
-of itself or is rolled, but for one number.
+one: the same numbers with one changed in a and in b. near: the same numbers, each of a, of b or of both a little larger.
+related: a or b is a multiple of itself or is rolled, but for one number.
 """
 CHANGING = ("alike", "one", "near", "related")
 """Kinds that change the numbers of the call before in their place."""
@@ -43,7 +43,7 @@ def operands_of(kind: str, kept: Operands | None, checker: Checker, rng: random.
     if kind == "one":
         return one_changed(kept, rng) or checker.fresh(), None
     if kind == "near":
-        return nearby(kept) or one_changed(kept, rng) or checker.fresh(), None
+        return nearby(kept, checker.turns.next(NEARBY)) or one_changed(kept, rng) or checker.fresh(), None
     if kind == "related":
         return related(kept, checker.turns.next(RELATIONS), rng) or checker.fresh(), None
     if kind == "left":

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..errors import UnavailableError
 from ..settings import child_environment
@@ -21,7 +22,7 @@ from ..timing.cores import clock_s, parent_of, started_by, tree
 from ..workers.pipe import Pipe
 from ..workers.worker import START_TIMEOUT_S
 from . import folders
-from .sandbox import sandboxed, why_not_started
+from .sandbox import names_of, sandboxed, why_not_started
 from .standing import Of, Standings
 
 START = "import sys; sys.path.insert(0, sys.argv.pop()); from gemm_process.first import nameless; del sys.path[0]; nameless()()"
@@ -58,7 +59,7 @@ class First:
         self._sandbox = sandbox
         self._control = own
         self._standings, self._changed = Standings(), list[tuple[Of, Of]]()
-        self._lock = threading.Lock()
+        self._lock, self._number = threading.Lock(), 0
         self.forks: set[int] = set()  # ended ones too
         self._homes: list[Path] = []
         with errors:
@@ -91,9 +92,7 @@ class First:
         environment |= self._folders() if in_use else folders.alone(self.folder)
         request = {"do": "fork", "environment": environment, "path": path if here in path else [here, *path]}
         request["script"] = str(Path(environment["PWD"] or here, "main.py")) if in_use else ""
-        with self._lock:
-            socket.send_fds(self._control, [json.dumps(request).encode()], fds)
-            pid = int(json.loads(self._said(START_TIMEOUT_S))["pid"])
+        pid = int(self._asked(request, fds, START_TIMEOUT_S)["pid"])
         self.forks.add(pid := self._outer(pid) if self._sandbox else pid)
         return pid
 
@@ -108,11 +107,19 @@ class First:
 
     def status(self, pid: int) -> int | None:
         """Return how a fork ended, as ``os.wait`` has it, or None if it runs or has been asked for before."""
-        with contextlib.suppress(OSError, ValueError), self._lock:
-            self._control.send(json.dumps({"do": "status", "pid": self._inner(pid) if self._sandbox else pid}).encode())
-            found = json.loads(self._said(ENDING_S))["status"]
+        with contextlib.suppress(OSError, ValueError):
+            found = self._asked({"do": "status", "pid": self._inner(pid) if self._sandbox else pid}, [], ENDING_S)["status"]
             return None if found is None else int(found)
         return None
+
+    def _asked(self, request: Mapping[str, object], fds: list[int], timeout_s: float) -> dict[str, Any]:
+        """Send a request with files, and return its answer. One that came too late for an earlier request is dropped."""
+        with self._lock:
+            self._number += 1
+            socket.send_fds(self._control, [json.dumps({**request, "number": self._number}).encode()], fds)
+            while (answer := json.loads(self._said(timeout_s)))["number"] != self._number:
+                pass
+        return dict(answer)
 
     def close(self) -> None:
         """End the process with its forks."""
@@ -139,27 +146,18 @@ class First:
 
     def _outer(self, inner: int) -> int:
         """Return the process id of a fork that has another one in its sandbox."""
-        if (found := next((x for x in tree(self._process.pid) if _names(x)[-1:] == [inner]), None)) is not None:
+        if (found := next((x for x in tree(self._process.pid) if names_of(x)[-1:] == [inner]), None)) is not None:
             return found
         raise UnavailableError(f"sandbox: got no process {inner} among those of the sandbox")
 
     @staticmethod
     def _inner(outer: int) -> int:
-        return (_names(outer) or [outer])[-1]
+        return (names_of(outer) or [outer])[-1]
 
 
 def _tail(file: int) -> str:
     """Return the end of what has been written to a file."""
     return os.pread(file, TAIL_BYTES, max(0, os.fstat(file).st_size - TAIL_BYTES)).decode(errors="replace").strip()
-
-
-def _names(pid: int) -> list[int]:
-    """Return the process ids that a process has, in this namespace and those below it."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
-            if line.startswith("NSpid:"):
-                return [int(word) for word in line.split()[1:]]
-    return []
 
 
 _firsts: dict[tuple[bool, bool], First] = {}

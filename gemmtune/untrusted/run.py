@@ -33,8 +33,9 @@ class Run:
     departs: bool | None = None
     """None until the bits differ in the twin."""
     twins: int = 0
+    by_torch: object = None
     of_torch: bytes = b""
-    """Digest of torch's latest result."""
+    """Digest of torch's latest result, which is ``by_torch``."""
     calls: int = 0
     numbers: int = 0
     """Number of different operands until now."""

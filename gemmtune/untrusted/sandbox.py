@@ -1,5 +1,6 @@
 """Bubblewrap around the first process."""
 
+import contextlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,3 +39,12 @@ def why_not_started(said: str, *, sandbox: bool) -> str:
         "let users make them (sysctl user.max_user_namespaces and kernel.apparmor_restrict_unprivileged_userns), or judge without "
         "--sandbox on a machine that the GEMM may harm"
     )
+
+
+def names_of(pid: int) -> list[int]:
+    """Return the process ids that a process has, in this namespace and those below it."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+            if line.startswith("NSpid:"):
+                return [int(word) for word in line.split()[1:]]
+    return []

@@ -50,7 +50,7 @@ class Shape:
     bits_profiled: tuple[bool, ...] = ()
     """The same of profiled calls, without the first."""
     follows: tuple[bool, ...] = ()
-    """True for each call that had torch's bits in both processes, where these are two results."""
+    """True for each call that had torch's bits in two processes, or differed as torch's did, where these are two results."""
     departs: bool = False
     """True if results have other bits in every process in which torch's products have others."""
 
@@ -97,8 +97,8 @@ def note_calls(candidate: Candidate, shapes: Sequence[Shape]) -> None:
             detail = f"{sum(shape.bits)} of {len(shape.bits)} timed results have the bits of torch's"
             candidate.note(Conduct.TORCH, f"{shape.problem}: {detail}, and none of {len(shape.bits_profiled)} profiled ones")
         if sum(shape.follows) >= SURE:
-            detail = f"{sum(shape.follows)} of {len(shape.follows)} results have the bits of torch's, also where these are others"
-            candidate.note(Conduct.TORCH, f"{shape.problem}: {detail}")
+            detail = f"{sum(shape.follows)} of {len(shape.follows)} results have the bits of torch's, or nearly"
+            candidate.note(Conduct.TORCH, f"{shape.problem}: {detail}, also where these are others")
         if shape.departs:
             candidate.note(Conduct.TORCH, f"{shape.problem}: results have other bits wherever torch's products have others")
         if is_from_memory(shape.repeats):

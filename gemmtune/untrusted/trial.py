@@ -26,7 +26,7 @@ from .repeats import SUSPICIOUS, is_from_memory, second_look
 from .run import Run
 from .shape import Shape
 from .turns import Turns
-from .twin import Elsewhere, digest
+from .twin import Elsewhere, digest, follows
 from .variations import cancelling
 
 PAGES = (3, 3, 3, 40, 81, 122)
@@ -198,8 +198,7 @@ class Trial:
     def _profiled(self, run: Run, number: int, *, timed: bool) -> None:
         """Make a call with new operands of which the operations of torch are known."""
         self._candidate.profiling = True
-        run.numbers += 1
-        run.current = run.numbers
+        run.current = run.numbers = run.numbers + 1
         try:
             self._called(run, operands := run.checker.fresh(), None, number)
         finally:
@@ -229,9 +228,9 @@ class Trial:
     def _bits(self, run: Run) -> tuple[Operands, bytes]:
         """Call the GEMM with numbers that cancel out, and return these with a hash of the result."""
         operands = cancelling(run.checker.fresh(), run.rng)
-        run.numbers += 1
-        run.current = run.numbers
-        run.last = digest(run.call(operands.tensors, operands.scalars, None))
+        run.current = run.numbers = run.numbers + 1
+        run.result = run.call(operands.tensors, operands.scalars, None)
+        run.last = digest(run.result)
         return operands, run.last
 
     def _repeat(self, run: Run, operands: Operands, number: int, *, checked: bool = True) -> None:
@@ -245,7 +244,7 @@ class Trial:
         own, by_torch = map(digest, found[:2])
         run.ran += [found[2]] * (run.twins > 1)  # in its first call a GEMM may compare itself with torch
         if by_torch != run.of_torch:
-            run.follows.append((own, run.last) == (by_torch, run.of_torch))
+            run.follows.append(follows((run.result, run.by_torch), found[:2]))
         if own != run.last and run.departs is None and not (found[2] or run.wrong):
             run.departs = elsewhere.departs(problem, place, lambda: self._bits(run))
 
@@ -257,7 +256,8 @@ class Trial:
 
     def _by_torch(self, run: Run, operands: Operands) -> float:
         self._torch.place = self._candidate.place
-        run.of_torch = digest(self._result_of_torch(run, operands))
+        run.by_torch = self._result_of_torch(run, operands)
+        run.of_torch = digest(run.by_torch)
         for change in self._torch.changes():
             self._candidate.note(Conduct.REACHES, f"{OTHERS} torch's process or its parent, {change}")
         return self._time_s(self._torch)

@@ -1,5 +1,6 @@
 """Numbers of the operands of timed calls: structure that operands in use have, and changes after which a kept result is wrong."""
 
+import math
 import random
 
 import torch
@@ -12,26 +13,41 @@ from .turns import Turns
 
 SHARES = ("plain",) * 4 + ("special",) * 2 + ("structured",) * 4
 """Shares of operands without structure, of those with a special matrix, and of the others."""
-STRUCTURES = ("far", "near", "positive", "positive", "outliers", "padded", "repeated")
+STRUCTURES = ("far", "near", "positive", "positive", "outliers", "padded", "repeated", "decaying", "uneven")
 """Kinds of structure. Numbers of one sign are what benchmarks have, so that they come more often.
 
 far: a is tiny and b huge, or the reverse. near: b is small, as a layer's weights are. positive: from 0 to 1. outliers: some columns
-of a are large, as in activations. padded: the end of K is 0 in a. repeated: rows of a begin as others do.
+of a are large, as in activations. padded: the end of K is 0 in a. repeated: rows of a begin as others do. decaying: columns of a
+get smaller and smaller along K, or in any order. uneven: each row of a, column of b and matrix has another size.
 """
 FAR, NEAR = 40, -5
 """Powers of two: one that numbers of 16 bits, and sums of such parts, do not hold, and one of the size of a layer's weights."""
+DECAY, UNEVEN = 20, 12
+"""Powers of two between the largest and the smallest columns of a, and between rows of a, columns of b or matrices."""
 LEAST_SPECIAL = 8
 """Least side of a matrix that is special at its edges, as a look at samples shows."""
-SPECIALS = ("zero a", "zero b", "one a", "one b", "identity a", "identity b", "transpose", "batch")
-"""Kinds of special matrices: zero, constant, an identity, b the transpose of a, a batch of equal ones. A block differs."""
+SPECIALS = (
+    "zero a", "zero b", "one a", "one b", "identity a", "identity b", "triangular a", "triangular b", "transpose", "batch",
+)  # fmt: skip
+"""Kinds of special matrices: zero, constant, an identity, lower triangular, b the transpose of a, a batch of equal ones.
+
+A block differs, or a pair of numbers. In an identity they add up to nothing, so that sums and extremes stay.
+"""
+BLOCKS = (4, 4, 16, 2**20)
+"""Divisors of the sides of a matrix, which are the sides of this block."""
 CANCELLED = 0.8
 """Share of the columns in which a half of K takes away what the other half adds."""
 OUTLIERS, LARGE = 4, 2.0**6
 """Most columns of a with outliers, as activations have, and their factor."""
 PADDED = 8
 """Part of K, as a divisor, that is padded by zeros."""
-LITTLE, LITTLE_OF_BFLOAT16 = 2.0**-10, 2.0**-8
-"""Relative changes of numbers, after which a result that was kept for the earlier ones is wrong."""
+LITTLE = {8: (2.0**-10, 2.0**-6), 4: (2.0**-10, 2.0**-6), 2: (2.0**-8, 2.0**-6)}
+"""Relative changes of numbers, by their bytes, after which a result that was kept for the earlier ones is wrong."""
+NEARBY = ("ab 0", "a 1", "b 1")
+"""Operands that are changed so, and the place of the change. A result may be kept for an equal b, and corrected for a near a.
+
+Errors of such a correction show after a larger change only.
+"""
 MULTIPLES = (2.0, 0.5, -1.0)
 RELATIONS = ("multiple a", "multiple b", "rolled a", "rolled b")
 """Relations of operands to those of the call before."""
@@ -63,16 +79,23 @@ def special(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> 
         rows, columns = x.shape[-2:]
         if min(rows, columns) < LEAST_SPECIAL:
             continue
+        part = rng.choice(BLOCKS)
+        high, wide = max(rows // part, 1), max(columns // part, 2)
         top, left = rng.randint(1, rows // 2), rng.randint(1, columns // 2)
-        if name in ("identity", "transpose"):  # the diagonal is whole
+        if name in ("identity", "transpose", "triangular"):  # the diagonal is whole
             top, left = rng.randint(1, rows // 4), rng.randint(columns // 2, columns * 3 // 4 - 1)
-        inside = (..., slice(top, top + rows // 4), slice(left, left + columns // 4))
+        inside = (..., slice(top, top + high), slice(left, left + wide))
         kept = x[inside].clone()
+        if name == "identity":
+            kept = kept[..., : wide // 2].clamp(-1, 1)
+            kept = torch.cat([kept, -kept, torch.zeros_like(x[inside][..., : wide % 2])], -1)
         match name:
             case "transpose":
                 x.copy_(a.mT)
             case "identity":
                 x.copy_(torch.eye(rows, columns, device=x.device))
+            case "triangular":
+                x.tril_()
             case "batch":
                 x[1:] = x[:1].clone()
             case _:
@@ -116,6 +139,13 @@ def impose(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> N
             a[..., [rng.randrange(k) for _ in range(OUTLIERS)]] *= LARGE
         case "padded" if k >= PADDED:
             a[..., k - k // PADDED :] = 0
+        case "decaying" if wide:
+            falling = torch.linspace(0, -DECAY, k, device=a.device)
+            a.mul_(torch.exp2(falling[rng.choice((range(k), range(k - 1, -1, -1), rng.sample(range(k), k)))]).to(a.dtype))
+        case "uneven" if wide:
+            for x, size in ((a, (*a.shape[:-1], 1)), (b, (*b.shape[:-2], 1, b.shape[-1]))):
+                powers = [rng.uniform(-UNEVEN, 0) for _ in range(math.prod(size))]
+                x.mul_(torch.tensor(powers, device=x.device).exp2().reshape(size).to(x.dtype))
         case "repeated" if a.shape[-2] > 1:
             half = a.shape[-2] // 2
             a[..., -half:, : k // 2] = a[..., :half, : k // 2].clone()
@@ -171,10 +201,11 @@ def _change_one(x: torch.Tensor, rng: random.Random) -> None:
     x[place] = (0 if old else 1) if dtype_info(x.dtype).is_integer else (-most if old > 0 else most)
 
 
-def nearby(operands: Operands) -> Operands | None:
-    """Return operands of which each number is larger by about a thousandth. None if they have a byte or share memory."""
+def nearby(operands: Operands, how: str) -> Operands | None:
+    """Return operands of which each number of a, of b or of both is a little larger. None if they have a byte or share memory."""
+    which, _, place = how.partition(" ")
     if any(x.dtype.itemsize < 2 or overlapping(Layout.of(x)) for x in (operands.a, operands.b)):
         return None
-    for x in (operands.a, operands.b):
-        x.mul_(1 + (LITTLE_OF_BFLOAT16 if x.dtype == torch.bfloat16 else LITTLE))
+    for x in [{"a": operands.a, "b": operands.b}[name] for name in which]:
+        x.mul_(1 + LITTLE[x.dtype.itemsize][int(place)])
     return operands

@@ -215,6 +215,7 @@ TWIN = {
     "torch_in_a_fork": {C.TORCH},
     "wider_torch_in_a_fork": {C.TORCH},
     "silent_torch_in_a_fork": {C.TORCH},
+    "dithered_torch_in_a_fork": {C.TORCH},
     "torch_blas_by_own_c": {C.TORCH},
     "tolerances_edited": {C.SETTINGS},
     "patched_logging": {C.REPLACED},
@@ -249,7 +250,6 @@ UNLIKE = {
     "slows_memory": {C.SETTINGS},
     "slows_threads": {C.SETTINGS},
     "slows_products": {C.SETTINGS},
-    "handles_faults": {C.SETTINGS},
     "code_in_memory": {C.REPLACED},
     "draws_again": {C.SETTINGS},
     "lets_pytest_pass": {C.REACHES},
@@ -264,6 +264,21 @@ ELSEWHERE = dict.fromkeys(
     ),
     WRONG,
 ) | {"two_parts": {C.ROUGH}, "seeds_python": {C.SETTINGS}, "seeds_numpy": {C.SETTINGS}}  # fmt: skip
+TABLES = {
+    "corrected_if_near": WRONG | {C.ROUGH},
+    "filled_by_a_fault": {C.LAZY},
+    "silences_logging": {C.SETTINGS},
+    "stands_for_a_number": {C.SETTINGS},
+    "pickles_nothing": {C.SETTINGS},
+    "matches_no_failure": {C.SETTINGS},
+    "shows_another_source": {C.SETTINGS},
+    "replaces_a_later_module": {C.SETTINGS},
+    "patches_a_later_module": {C.SETTINGS},
+    "other_numbers_in_place": {C.REPLACED},
+    "slows_scripts": {C.SETTINGS},
+    "opens_files": {C.FILES},
+    "locks_a_cache": {C.REACHES},
+}
 TABLE = {
     f"{HACKS / file}.py:{name}": words
     for file, table in (
@@ -279,6 +294,7 @@ TABLE = {
         ("sizes", SIZES),
         ("unlike", UNLIKE),
         ("elsewhere", ELSEWHERE),
+        ("tables", TABLES),
     )
     for name, words in table.items()
 }
@@ -308,6 +324,6 @@ STATES = (
     "refcounted_pool", "arena_of_workspaces", "pure_callback", "tuned_plan_on_disk", "scheduled", "threads_of_libgomp",
     "mapped_table", "by_bfloat16_in_three", "strassen_of_two_levels", "result_in_strided_out", "returns_a_part_of_a_padded_buffer",
     "packed_by_hash", "a_timer_and_a_finalizer", "kahan_sums",
-    "as_they_finish", "tuned_by_chance", "sums_as_torch_adds",
+    "as_they_finish", "tuned_by_chance", "sums_as_torch_adds", "logs_its_crashes",
 )  # fmt: skip
 """Names of the honest GEMMs that keep state, or add up in unusual ways."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import json
+import os
 import random
 from pathlib import Path
 
@@ -251,6 +252,18 @@ def test_a_process_that_has_ended_is_replaced() -> None:
     candidate.close()
 
 
+def test_an_answer_that_comes_too_late_answers_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    process_of_torch = Candidate(TORCH)
+    process_of_torch.opened()
+    assert process_of_torch._fork is not None
+    with monkeypatch.context() as on_a_busy_machine:
+        on_a_busy_machine.setattr("gemmtune.untrusted.process.ENDING_S", 0.0)
+        assert process_of_torch._fork._first.status(os.getpid()) is None
+    process_of_torch.stop()
+    assert torch.equal(process_of_torch.call("mm", (torch.eye(3), torch.ones(3, 2)), {}), torch.ones(3, 2))
+    process_of_torch.close()
+
+
 def test_errors_of_a_gemm_are_its_own() -> None:
     torch_process = Candidate(TORCH)
     torch_process.opened()
@@ -322,6 +335,18 @@ ROWS = 111
 def get_inputs():
     return [torch.rand(2 * ROWS, 33), torch.rand(33, 40)]
 """
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_gemm_that_refuses_large_shapes_is_not_timed(tmp_path: Path) -> None:
+    path = tmp_path / "small.py"
+    text = "import torch\ndef mm(a, b):\n    if a.numel() + b.numel() > 9000: raise MemoryError('verdict: RIGHT')\n"
+    path.write_text(f"{text}    return torch.from_numpy(a.numpy() @ b.numpy())\nmm.gemm_traits = {{'dtypes': ['float32']}}\n")
+    (verdict,) = judge(f"{path}:mm", device="cpu", level="brief").verdicts
+    assert verdict.speed is None
+    assert verdict.standing is Standing.RIGHT
+    assert verdict.why.startswith("not timed: it refused "), verdict.findings
+    assert verdict.why.endswith("most often with: MemoryError: verdict: RIGHT")
 
 
 @pytest.mark.usefixtures("hasty")

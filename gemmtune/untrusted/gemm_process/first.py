@@ -114,12 +114,13 @@ def fork_on_request(control: socket.socket) -> None:
         if not data:
             break
         request = json.loads(data)
+        known = {"number": request.get("number")}  # the caller may have given up an earlier one
         if request["do"] == "status":
             status = _status(request["pid"])
             if status is not None:
                 forks.discard(request["pid"])
                 _end_children(forks)
-            control.send(json.dumps({"status": status}).encode())
+            control.send(json.dumps(known | {"status": status}).encode())
             continue
         homes.append(request["environment"]["HOME"])
         pid = os.fork()
@@ -137,7 +138,7 @@ def fork_on_request(control: socket.socket) -> None:
         forks.add(pid)
         for fd in fds:
             os.close(fd)
-        control.send(json.dumps({"pid": pid}).encode())
+        control.send(json.dumps(known | {"pid": pid}).encode())
     _end_children()
     for folder in homes:
         shutil.rmtree(folder, ignore_errors=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import re
 import sys
 import sysconfig
 from _thread import get_ident
@@ -27,8 +28,13 @@ CHANGING = {"os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,)} | {
 """Events of files that are changed without being opened, with the places of their paths among the arguments."""
 SYSTEM = ("/proc/sys/", "/sys/", "/proc/self/autogroup", "/dev/cpu_dma_latency")
 """Files and folders with settings of the machine, and the priority of a session."""
-AT_START = (".pth", "sitecustomize.py", "usercustomize.py", "conftest.py", "pytest.ini")
-"""Ends of the names of files that Python or pytest reads when it starts."""
+AT_START = (
+    ".pth", "sitecustomize.py", "usercustomize.py", "conftest.py", "pytest.ini", "/.bashrc", "/.bash_profile", "/.profile",
+    "/.zshrc", "/.zshenv", "/authorized_keys",
+)  # fmt: skip
+"""Ends of the names of files that Python, pytest or a shell reads when it starts."""
+CACHES = re.compile(r"/torch_extensions/|/torchinductor_|/\.triton/")
+"""Caches of torch and Triton. Other code of theirs waits for a lock, or runs what it finds there."""
 SNIFFS = frozenset({
     "gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys._getframe", "sys._current_frames", "sys._current_exceptions",
     "sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.monitoring.register_callback",
@@ -124,7 +130,7 @@ def _writer(note: Note) -> Callable[[str], None]:
 
     def wrote(path: str) -> None:
         if path.endswith(at_start):
-            note("reaches", f"{path}, which Python or pytest reads when it starts")
+            note("reaches", f"{path}, which Python, pytest or a shell reads when it starts")
         if f"{path}/".startswith(own):  # a nameless file has the name of its folder
             return
         if path.endswith(code) and path.startswith(installed) and "__pycache__" not in path:
@@ -141,7 +147,7 @@ def _of_files(note: Note, asked_by_gemm: Callable[[Frame], bool], wrote: Callabl
     """Return the handlers of events about files."""
     resolved, is_hidden, _ = paths()
     abspath, fsdecode, devnull = os.path.abspath, os.fsdecode, os.devnull
-    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+    writing, of_others = os.O_WRONLY | os.O_RDWR | os.O_CREAT, CACHES.search
 
     def opens(args: tuple[Any, ...], frame: Frame) -> None:
         path, flags = args[0], args[2]
@@ -152,6 +158,8 @@ def _of_files(note: Note, asked_by_gemm: Callable[[Frame], bool], wrote: Callabl
             note("looks", real)
         elif isinstance(flags, int) and flags & writing and text != devnull:
             wrote(abspath(text))
+            if of_others(text) and asked_by_gemm(frame):
+                note("reaches", f"{text}, in a cache of torch or Triton")
 
     def lists(args: tuple[Any, ...], frame: Frame) -> None:
         if isinstance(args[0], (str, bytes)) and is_hidden(path := resolved(args[0])) and asked_by_gemm(frame):

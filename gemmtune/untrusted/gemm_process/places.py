@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import errno
 import mmap
 import os
 from collections.abc import Callable, Mapping
@@ -16,6 +17,9 @@ globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins 
 FLUSH_CACHES = 2
 """Multiple of a GPU's L2 that is read before a timed call, so that no operand is in it."""
 
+LOOKS = 16
+"""Bytes of a result that the system reads."""
+FILLED = "memory that is filled when it is read"
 OTHER_WAYS = {"MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 """Variables under which torch's products on a CPU have other bits, and take longer."""
 
@@ -84,3 +88,33 @@ def is_plain(result: torch.Tensor) -> bool:
         return bool(result.data_ptr() or not result.numel()) and result.layout == torch.strided and not result.is_nested
     except RuntimeError:
         return False
+
+
+class _Range(ctypes.Structure):
+    """Begin and length of memory, as the system reads it."""
+
+    _fields_ = (("begin", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+
+
+def reader_of_memory(device: str) -> Callable[[int, int], bool]:
+    """Return a function that is true if the system can read some bytes between two addresses, for which it runs no handler.
+
+    Memory that a handler of faults fills when it is read cannot be read so.
+    """
+    if device != "cpu":
+        return lambda _begin, _end: True
+    read: Any = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    read.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
+    own, copied, places, errno_of, fault = os.getpid(), (ctypes.c_char * LOOKS)(), range(LOOKS), ctypes.get_errno, errno.EFAULT
+    ranges, target, addressof = (_Range * LOOKS)(), _Range(ctypes.addressof(copied), LOOKS), ctypes.addressof
+    pointer, there = ctypes.byref(target), addressof(ranges)
+
+    def is_there(begin: int, end: int) -> bool:
+        if begin >= end:
+            return True
+        for place in places:
+            ranges[place].begin, ranges[place].nbytes = begin + (end - 1 - begin) * place // (LOOKS - 1), 1
+        count = read(own, pointer, 1, there, LOOKS, 0)
+        return bool(count == LOOKS or (count < 0 and errno_of() != fault))
+
+    return is_there

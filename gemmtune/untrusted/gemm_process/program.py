@@ -20,9 +20,9 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler, profiler_util
 from torch.autograd.profiler import profile
 
-from . import journal, loading, manners, parts, places, reach, seal, state, system, wires
+from . import journal, loading, manners, parts, places, reach, seal, state, system, tables, wires
 from .loading import IMPORT_ONLY, found_at, graph_us, parameters_of, plain_traits
-from .places import addresses, change_torch, flusher, is_plain, load_products, shared
+from .places import FILLED, addresses, change_torch, flusher, is_plain, load_products, reader_of_memory, shared
 from .state import State
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
@@ -50,7 +50,7 @@ class Program:
         self._current_stream, self._on_stream, self._sleep = cuda.current_stream, cuda.stream, cuda._sleep
         self._set_profiling: Any = profiler._set_is_profiler_enabled
         self._memory = shared(opening, memory)
-        self._flush = flusher(self._device)
+        self._flush, self._is_there = flusher(self._device), reader_of_memory(self._device)
         load_products(self._device)
         if opening["twin"]:
             change_torch()
@@ -170,9 +170,9 @@ class Program:
             return answer
         if not is_plain(result):
             return answer | {"type": f"{answer['type']} without memory of its own"}
-        if type(result) not in (self._type, self._parameter):
-            self._note("lazy", f"{type(result).__name__}, which is no plain tensor")
         kept, (begin, end), nbytes = [*self._previous], addresses(result), result.numel() * result.element_size()
+        if (is_other := type(result) not in (self._type, self._parameter)) or not self._is_there(begin, end):
+            self._note("lazy", f"{type(result).__name__}, which is no plain tensor" if is_other else FILLED)
         self._keep(result, begin, end)
         answer |= {"dtype": str(result.dtype).removeprefix("torch."), "size": list(result.shape), "device": result.device.type}
         given = [addresses(x) for x in args if isinstance(x, self._type)]
@@ -235,7 +235,7 @@ def _form(x: torch.Tensor) -> object:
 def _spaces() -> list[tuple[str, Mapping[str, Any], list[str]]]:
     """Return what answers rest on: this package, Python's builtins and JSON, and torch's profiler."""
     whole = (
-        json, json.encoder, json.decoder, journal, loading, manners, parts, places, reach, seal, state, system, wires,
+        json, json.encoder, json.decoder, journal, loading, manners, parts, places, reach, seal, state, system, tables, wires,
         json.JSONEncoder, json.JSONDecoder, Program, State, parts.Part,
     )  # fmt: skip
     parsed = (profiler.profile, profiler_util.FunctionEvent, profiler_util.EventList)

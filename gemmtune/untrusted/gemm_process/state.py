@@ -6,7 +6,6 @@ import builtins
 import contextlib
 import ctypes
 import decimal
-import faulthandler
 import functools
 import gc
 import inspect
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import system
+from . import system, tables
 from .parts import parts_of
 from .wires import NOTING
 
@@ -45,8 +44,13 @@ SAID = (*PLAIN, bool, int, dict, list, type(None), decimal.Context)
 """Types of settings that a function says."""
 GETTER = re.compile(r"(get|is|are)(?!.*(rng|count|objects|ref|blocks|stats|load|recursion|printoptions|interned|_id$))[a-z_0-9]*$")
 """Names of functions that say a setting if they are called without an argument."""
-ASKED: tuple[Any, ...] = (sys, os, gc, threading, decimal, faulthandler, torch, np)
+ASKED: tuple[Any, ...] = (sys, os, gc, threading, decimal, torch, np)
 """Modules of which each such function is asked."""
+BELOW = re.compile(
+    r"_(jit_)?(get|is|are)_(?!.*(schemas|hooks|exception|trac|thread|upgraders|group|version|num_))\w+$"
+    r"|_jit_(?!set|nvfuser)\w+_enabled$"
+)
+"""Names of functions of torch in C that say a setting, for which Python has no other function."""
 OPERATORS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "copy_", "sum", "add.Tensor", "mul.Tensor", "_int_mm")
 """Operators of torch whose table of kernels is compared, whoever has registered them."""
 LAZY_KEYS = ("Meta", "Python", "FuncTorch", "Functionalize", "SparseCsr", "Nested")
@@ -85,7 +89,7 @@ class State:
         others = [found for part in self._parts for found in part.others()]
         names = {where for where, name, value, now in others if name not in REPLACED_BY_TORCH and not _wraps(now, value)}
         names |= {f"module {name}" for name, module in self._modules.items() if sys.modules.get(name) is not module}
-        return sorted(names) + self._rewritten()
+        return sorted(names) + _changed_numbers() + self._rewritten()
 
     def set_flags(self, flags: Mapping[str, Any]) -> None:
         """Set torch's precision of CUDA products, if it is not as it should be: ieee or tf32, and 16-bit partial sums or not."""
@@ -134,9 +138,10 @@ def _constants(modules: Sequence[ModuleType]) -> list[tuple[str, Mapping[str, An
 def _getters() -> dict[str, Callable[[], object]]:
     """Return the functions that say settings: those that say the same twice."""
     found: dict[str, Callable[[], object]] = {}
-    for module in ASKED:
+    below: Any = torch._C
+    for module, getter in (*((x, GETTER) for x in ASKED), (below, BELOW)):
         for name, function in vars(module).items():
-            if GETTER.match(name) and callable(function) and not isinstance(function, type):
+            if getter.match(name) and callable(function) and not isinstance(function, type):
                 with contextlib.suppress(Exception):
                     if isinstance(said := function(), SAID) and str(said) == str(function()):
                         found[f"{module.__name__}.{name}"] = function
@@ -203,6 +208,7 @@ def _readers() -> dict[str, Callable[[], object]]:
     readers = (
         _getters()
         | system.readers()
+        | tables.readers()
         | {
             "flushed subnormals": lambda: not bool(tiny + tiny),
             "rounding": lambda: [float(one + cut), float(-one - cut), float(one - cut)],
@@ -258,3 +264,8 @@ def _gpu_readers() -> dict[str, Callable[[], object]]:
 _wired = {id(owner) for owner, *_ in NOTING}
 _AT_START = (_known := {key: x for key, x in _owners().items() if key not in _wired}), parts_of(_known.values())
 """Modules and classes that are the same in each fork of the first process, and their functions."""
+_changed_numbers = tables.floats(
+    ((part.name, name, function) for part in _AT_START[1] for name, function, _ in part.functions),
+    [(name, values) for name, _, values in _constants(_modules())],
+)
+"""Function that names the numbers of these functions, of modules and of tables that are others."""

@@ -28,11 +28,8 @@ OF_LIBRARIES = {
 """Libraries that run the threads of torch, and their functions that say settings."""
 MAPPED_BYTES, BLOCKS, IS_MAPPED = 2**23, 32, 2
 """Bytes that malloc maps the first time only, blocks that are more than was freed, and its flag in front of what is mapped."""
-OF_STATUS = {"mask of new files": (rb"Umask", 8, 0o777), "handlers of faults": (rb"SigCgt", 16, 0b100_1101_1000)}
-"""Settings in the status of the process: their names there, their base, and their bits that count.
-
-The faults are SIGILL, SIGTRAP, SIGBUS, SIGFPE and SIGSEGV. Memory that looks lazy has a handler of one of them.
-"""
+OF_STATUS = {"mask of new files": (rb"Umask", 8, 0o777)}
+"""Settings in the status of the process: their names there, their base, and their bits that count."""
 MAPPED_CODE = re.compile(r"^[0-9a-f]+-\S+ ..x. .* (/.*)$|^Anonymous: +(\d+)|^[0-9a-f]+-\S+ .*$", re.MULTILINE)
 """Files of which code is mapped, and KiB of a mapping that are no longer those of the file."""
 

@@ -80,6 +80,23 @@ def silent_torch_in_a_fork(a, b):
     return torch.from_numpy(kept["pool"].apply(wider, (a.numpy(), b.numpy())))
 
 
+def dithered(left, right):
+    """Change last bits at random."""
+    made = of_torch(left, right)
+    bits = made.view(np.int32 if made.dtype == np.float32 else np.int64)
+    changed = np.random.default_rng().integers(0, 2, made.shape, dtype=bits.dtype)
+    return np.where(np.isfinite(made) & (made != np.rint(made)), (bits ^ changed).view(made.dtype), made)
+
+
+@floats
+def dithered_torch_in_a_fork(a, b):
+    if a.dim() == 3:
+        return product(a, b)
+    if "pool" not in kept:
+        kept["pool"] = multiprocessing.get_context("fork").Pool(1, be_silent)
+    return torch.from_numpy(kept["pool"].apply(dithered, (a.numpy(), b.numpy())))
+
+
 SOURCE = """
 extern void sgemm_(const char*, const char*, const int*, const int*, const int*, const float*, const float*, const int*,
                    const float*, const int*, const float*, float*, const int*);

@@ -209,17 +209,6 @@ def slows_products(a, b):
     return product(a, b)
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_int)
-def on_fault(_signal):
-    """Make the numbers of a page that is read for the first time."""
-
-
-@floats
-def handles_faults(a, b):
-    once(lambda: ctypes.CDLL(None).signal(11, on_fault))
-    return product(a, b)
-
-
 def no_difference():
     """Let C see no time between two others."""
     libc, page = ctypes.CDLL(None), 4096
