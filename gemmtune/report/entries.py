@@ -48,10 +48,12 @@ class Entry:
     """Choices that failed or were refused, with status and reason."""
     verdict: str = ""
     """Decision of a performance gate, with its reason."""
+    paired: float | None = None
+    """Time of the pick divided by torch's, by a gate that compares them in turns: surer than the ratio of two medians."""
 
     def __post_init__(self) -> None:
         """Raise StoreError for a value that no measurement has: pages, pictures and tables compute with them."""
-        least = {"time_us": LEAST_TIME_US, "limit_us": 0.0, "seconds": 0.0}
+        least = {"time_us": LEAST_TIME_US, "limit_us": 0.0, "seconds": 0.0, "paired": 1 / MOST_TIME_US}
         values = [(name, getattr(self, name), low) for name, low in least.items()]
         values += [(f"time of {name}", x, LEAST_TIME_US) for name, x in self.others]
         # The host's time was measured apart and may exceed a whole call.
@@ -76,7 +78,7 @@ class Entry:
     @property
     def speedup(self) -> float | None:
         """Time of torch divided by that of the pick. None if a busy machine explains it."""
-        return credible_ratio(self.torch_us, self.time_us, self.disturbed)
+        return 1 / self.paired if self.paired else credible_ratio(self.torch_us, self.time_us, self.disturbed)
 
     @property
     def share(self) -> float | None:

@@ -179,7 +179,7 @@ def _of_gate(data: dict[str, Any], name: str) -> Source:
     entries = []
     for found in data["problems"]:
         key = canonical({field: value for field, value in found["problem"].items() if field != "text"})
-        times = {"time_us": found["candidate_us"], "torch_us": found["reference_us"]}
+        times = {"time_us": found["candidate_us"], "torch_us": found["reference_us"], "paired": found["ratio"]}
         verdict = f"{found['verdict'] or 'NOT MEASURED'}: {found['reason']}".removesuffix(": ")
         entries.append(Entry(text=problem_text(key), key=key, name=found["candidate"] or None, verdict=verdict, **times))
     versions = ", ".join(f"{package} {version}" for package, version in data["versions"].items())

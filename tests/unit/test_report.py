@@ -207,6 +207,14 @@ def test_results_of_the_benchmark(tmp_path, name):
     assert "NVIDIA H200" in Page((tmp_path / "page.html").read_text()).text
 
 
+@pytest.mark.parametrize(("ratio", "speed"), [(1.0, 1.0), (0.5, 2.0), (None, 6 / 5)])
+def test_speed_of_a_gate_is_that_of_its_turns(tmp_path, ratio, speed):
+    """Medians of both times are further apart than the turns, in which other work slows both."""
+    file = tmp_path / "gate.json"
+    file.write_text(json.dumps(changed(GATE, ("problems", 0, "ratio"), ratio)))
+    assert read(file).entries[0].speedup == speed
+
+
 def test_files_of_two_machines_say_which(tmp_path):
     results = (str(ROOT / "benchmarks/results" / device / "reference18.json") for device in ("nvidia-h200", "nvidia-h100"))
     html, md = tmp_path / "page.html", tmp_path / "page.md"
@@ -256,6 +264,13 @@ BENCHMARK = {
         "finalists": [{"name": "b", "time_us": 6.0}],
     }],
 }  # fmt: skip
+GATE = {
+    "verdict": "PASS", "rule": {}, "device": "d", "versions": {},
+    "problems": [{
+        "problem": json.loads(KEYS[0]), "candidate": "a", "candidate_us": 5.0, "reference_us": 6.0, "ratio": 0.5,
+        "verdict": "PASS", "reason": "",
+    }],
+}  # fmt: skip
 ODD = (-1e300, 1e308, "5", True, [1], {"a": 1}, math.nan, math.inf, 10**18)
 
 
@@ -280,7 +295,7 @@ def changed(whole, path, odd):
 
 def test_odd_numbers_and_texts_are_errors(tmp_path):
     file = tmp_path / "x.json"
-    for whole in ([RESULT], BENCHMARK):
+    for whole in ([RESULT], BENCHMARK, GATE):
         file.write_text(json.dumps(whole))
         assert [entry.time_us for entry in read(file).entries] == [5.0]
         for path in places(whole, float):
