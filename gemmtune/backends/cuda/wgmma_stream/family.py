@@ -159,7 +159,7 @@ class WgmmaStream(MixedFamily[Config]):
     """Family of ``wgmma_stream.cu.jinja``."""
 
     name = "wgmma_stream"
-    likely = 1.3
+    likely = 1.25
     instruction = WGMMA
     package = __package__
     work = Work
