@@ -218,6 +218,8 @@ def test_being_killed_once_is_no_fault(kernels: str) -> None:
 class FakeFork:
     """Process whose CPU time is given, reading by reading."""
 
+    pid = os.getpid()
+
     def __init__(self, *readings_s: float) -> None:
         self.cpu_s = iter(readings_s).__next__
 
