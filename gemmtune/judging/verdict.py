@@ -4,7 +4,7 @@ import dataclasses
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -231,16 +231,16 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options, named: 
     except (CandidateEnded, RemoteError) as error:
         verdict = dataclasses.replace(verdict, reason=str(error))
     given_up = "; ".join(elsewhere.given_up) if elsewhere is not None else ""
-    reason = verdict.reason or _untimed(subject, shapes)
+    reason = verdict.reason or _untimed(subject.traits.ops or (), shapes)
     return dataclasses.replace(
         verdict, shapes=shapes, speed=judge_speed(candidate, shapes, verdict.busy), work=work, reason=reason, given_up=given_up
     )
 
 
-def _untimed(subject: Subject, shapes: tuple[Shape, ...]) -> str:
+def _untimed(operations: Iterable[str], shapes: Sequence[Shape]) -> str:
     """Return why no call was timed, or "" if one was."""
     if not shapes:
-        return f"not timed: torch has no function for {', '.join(subject.traits.ops or ())}"
+        return f"not timed: torch has no function for {', '.join(operations)}"
     refused = Counter(shape.refused.partition("\n")[0] for shape in shapes if shape.refused)
     if any(shape.pairs for shape in shapes) or not refused:
         return ""

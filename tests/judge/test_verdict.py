@@ -29,6 +29,7 @@ from gemmtune.untrusted.checks import Checker
 from gemmtune.untrusted.conduct import Conduct, Finding
 from gemmtune.untrusted.memory import Memory
 from gemmtune.untrusted.process import close_all
+from gemmtune.untrusted.shape import Shape
 from gemmtune.untrusted.target import Target
 
 pytest_plugins = ["pytester"]
@@ -337,16 +338,14 @@ def get_inputs():
 """
 
 
-@pytest.mark.usefixtures("hasty")
-def test_a_gemm_that_refuses_large_shapes_is_not_timed(tmp_path: Path) -> None:
-    path = tmp_path / "small.py"
-    text = "import torch\ndef mm(a, b):\n    if a.numel() + b.numel() > 9000: raise MemoryError('verdict: RIGHT')\n"
-    path.write_text(f"{text}    return torch.from_numpy(a.numpy() @ b.numpy())\nmm.gemm_traits = {{'dtypes': ['float32']}}\n")
-    (verdict,) = judge(f"{path}:mm", device="cpu", level="brief").verdicts
-    assert verdict.speed is None
-    assert verdict.standing is Standing.RIGHT
-    assert verdict.why.startswith("not timed: it refused "), verdict.findings
-    assert verdict.why.endswith("most often with: MemoryError: verdict: RIGHT")
+def test_a_gemm_that_refuses_every_timed_shape_is_not_timed() -> None:
+    refused, timed = (
+        Shape(problem=Problem.mm(512, 512, 512), calls=1, **more)
+        for more in ({"refused": "MemoryError: verdict: RIGHT\n  in mm"}, {"pairs": ((1e-3, 1e-3),)})
+    )
+    expected = "not timed: it refused 2 of 2 shapes, most often with: MemoryError: verdict: RIGHT"
+    assert verdicts._untimed((), (refused, refused)) == expected
+    assert not verdicts._untimed((), (refused, timed))
 
 
 @pytest.mark.usefixtures("hasty")
