@@ -320,13 +320,19 @@ def main(
             longest = max(longest, time.monotonic() - begun)
         whole = [runner for runner in runners if runner.whole]
         _rounds(whole, inputs, new, rounds)
+        _report(report, runners, new, out)  # before the traces, which take as long as some rounds
         if info.type != "cpu" and new > TRACED_FROM + TRACED_STEPS:
             for runner in whole:
                 for ids in inputs:
                     runner.trace(ids, new)
+            _report(report, runners, new, out)
+    _print(report["ways"], prompts)
+
+
+def _report(report: dict[str, Any], runners: Sequence[Runner], new: int, out: str | None) -> None:
+    """Add what is known of each way, and write the file."""
     for runner in runners:
         report["ways"][runner.name] = _reported(runner, runners[0], new)
-    _print(report["ways"], prompts)
     if out:
         Path(out).write_text(json.dumps(report, indent=1) + "\n")
 

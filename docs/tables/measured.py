@@ -31,6 +31,7 @@ ABOUT = {
     "grouped-words": "experts with int4 and int8 weights",
     "grouped": "grouped GEMMs",
     "long-sums": "small M and N, long K, bfloat16",
+    "middle-rows": "32 to 512 rows, bfloat16",
     "mixed-prepacked": "prepacked quantized weights",
     "models": "layers of public models, four dtypes",
     "picks": "shapes of a test for equal picks",
