@@ -16,7 +16,9 @@ LEAST = dataclasses.replace(LEVELS["brief"], cases=4, small_calls=8, named_shape
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a brief judgement make few calls."""
+    """Let a brief judgement make few calls, of small operands."""
+    monkeypatch.setattr("gemmtune.judging.calls.DEEP", (range(8, 9), range(8, 9), range(512, 513)))
+    monkeypatch.setattr("gemmtune.judging.calls.DECODING", (range(2, 3), range(200, 201), range(512, 513)))
     monkeypatch.setattr("gemmtune.judging.verdict.LEVELS", {**LEVELS, "brief": LEAST})
 
 

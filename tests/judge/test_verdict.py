@@ -38,12 +38,11 @@ CPP = """
 #include <cstdint>
 #pragma GCC optimize("O2")
 extern "C" void matmul(const float* a, const float* b, float* out, int64_t m, int64_t n, int64_t k) {
-  for (int64_t i = 0; i < m; i++)
-    for (int64_t j = 0; j < n; j++) {
-      float sum = 0;
-      for (int64_t x = 0; x < k; x++) sum += a[i * k + x] * b[x * n + j];
-      out[i * n + j] = sum;
-    }
+  for (int64_t i = 0; i < m; i++) {
+    for (int64_t j = 0; j < n; j++) out[i * n + j] = 0;
+    for (int64_t x = 0; x < k; x++)
+      for (int64_t j = 0; j < n; j++) out[i * n + j] += a[i * k + x] * b[x * n + j];
+  }
 }
 """
 MODEL = """
