@@ -41,19 +41,20 @@ def families(name: str) -> set[str]:
     return found | {option for option, expression in _OPTIONS.items() if re.search(expression, name)}
 
 
-def measured() -> Iterator[tuple[str, str, Times]]:
+def measured(files: str = "") -> Iterator[tuple[str, str, Times]]:
     """Yield (file, problem, times) of every problem in the results, and in the stores that searches are replayed on."""
-    for file in sorted((ROOT / "benchmarks/results").glob("*/*.json")):
+    found = sorted(file for file in (ROOT / "benchmarks").glob("re*/**/*.json*") if re.search(files, file.name))
+    for file in (file for file in found if file.suffix == ".json" and file.parents[1].name == "results"):
         data = json.loads(file.read_text())
         for shape in data["shapes"] if isinstance(data.get("shapes"), list) else ():
             yield file.stem, shape.get("problem", ""), _right(shape.get("finalists", ()))
         for product in data.get("products", ()):
             problem = " ".join(str(product[x]) for x in ("kind", "m", "n", "k") if x in product)
             yield file.stem, problem, [(name if ":" in name else "aten:mm", us) for name, us in product["times_us"].items()]
-    for file in sorted((ROOT / "benchmarks/replay").glob("*.json.gz")):
+    for file in (file for file in found if file.suffix == ".gz"):
         for one in _unzipped(file)["measurements"]:
             key = json.loads(one["key"])
-            yield file.name, f"{key['op']} {key['m']}x{key['n']}x{key['k']} {key['b']['dtype']}", _right(one["rows"])
+            yield file.name.partition(".")[0], f"{key['op']} {key['m']}x{key['n']}x{key['k']} {key['b']['dtype']}", _right(one["rows"])
 
 
 def _unzipped(file: Path) -> Any:
@@ -67,9 +68,7 @@ def _right(outcomes: Sequence[Mapping[str, Any]]) -> Times:
 def losses(without: str, files: str = "") -> dict[str, list[Loss]]:
     """Return the losses on the problems that a family was measured for, by family. Infinite: there is no other choice."""
     found: dict[str, list[Loss]] = defaultdict(list)
-    for file, problem, listed in measured():
-        if not re.search(files, file):
-            continue
+    for file, problem, listed in measured(files):
         times = [(name, us) for name, us in listed if not (without and re.search(without, name))]
         for family in set().union(*(families(name) for name, _ in times)):
             others = [us for name, us in times if family not in families(name)]
