@@ -54,7 +54,8 @@ def measured(files: str = "") -> Iterator[tuple[str, str, Times]]:
     for file in (file for file in found if file.suffix == ".gz"):
         for one in _unzipped(file)["measurements"]:
             key = json.loads(one["key"])
-            yield file.name.partition(".")[0], f"{key['op']} {key['m']}x{key['n']}x{key['k']} {key['b']['dtype']}", _right(one["rows"])
+            problem = f"{key['op']} {key['m']}x{key['n']}x{key['k']} {key['b']['dtype']}"
+            yield file.name.partition(".")[0], problem, _right(one["rows"])
 
 
 def _unzipped(file: Path) -> Any:
