@@ -124,7 +124,7 @@ def test_measures_and_watches_even_if_the_time_is_over(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("fault", "standing"), [("raise OSError('in use')", Standing.RIGHT), ("os.abort()", Standing.WRONG)])
-def test_says_in_which_processes_a_gemm_was_not_seen(fault: str, standing: Standing, hasty: None, tmp_path: Path) -> None:
+def test_says_in_which_processes_a_gemm_was_not_seen(fault: str, standing: Standing, one_shape: None, tmp_path: Path) -> None:
     path = tmp_path / "alone.py"
     path.write_text(ALONE.format(name=f"{path}.lock", fault=fault))
     verdict = judged(f"{path}:matmul")

@@ -347,7 +347,7 @@ def test_a_gemm_that_refuses_every_timed_shape_is_not_timed() -> None:
     assert not verdicts._untimed((), (refused, timed))
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("one_shape")
 def test_a_model_is_judged_with_its_own_inputs(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(OWN_SIZE)
     [verdict] = judge(str(tmp_path / "model.py"), device="cpu", level="brief").verdicts
