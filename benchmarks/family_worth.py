@@ -41,18 +41,21 @@ def families(name: str) -> set[str]:
     return found | {option for option, expression in _OPTIONS.items() if re.search(expression, name)}
 
 
-def measured() -> Iterator[tuple[str, str, Times]]:
-    """Yield (file, problem, times) of every problem in the results, and in the store that searches are replayed on."""
-    for file in sorted((ROOT / "benchmarks/results").glob("*/*.json")):
+def measured(files: str = "") -> Iterator[tuple[str, str, Times]]:
+    """Yield (file, problem, times) of every problem in the results, and in the stores that searches are replayed on."""
+    found = sorted(file for file in (ROOT / "benchmarks").glob("re*/**/*.json*") if re.search(files, file.name))
+    for file in (file for file in found if file.suffix == ".json" and file.parents[1].name == "results"):
         data = json.loads(file.read_text())
         for shape in data["shapes"] if isinstance(data.get("shapes"), list) else ():
             yield file.stem, shape.get("problem", ""), _right(shape.get("finalists", ()))
         for product in data.get("products", ()):
             problem = " ".join(str(product[x]) for x in ("kind", "m", "n", "k") if x in product)
             yield file.stem, problem, [(name if ":" in name else "aten:mm", us) for name, us in product["times_us"].items()]
-    for one in _unzipped(ROOT / "benchmarks/replay/nvidia-h200.json.gz")["measurements"]:
-        key = json.loads(one["key"])
-        yield "replay", f"{key['op']} {key['m']}x{key['n']}x{key['k']} {key['b']['dtype']}", _right(one["rows"])
+    for file in (file for file in found if file.suffix == ".gz"):
+        for one in _unzipped(file)["measurements"]:
+            key = json.loads(one["key"])
+            problem = f"{key['op']} {key['m']}x{key['n']}x{key['k']} {key['b']['dtype']}"
+            yield file.name.partition(".")[0], problem, _right(one["rows"])
 
 
 def _unzipped(file: Path) -> Any:
@@ -63,10 +66,10 @@ def _right(outcomes: Sequence[Mapping[str, Any]]) -> Times:
     return [(x["name"], x["time_us"]) for x in outcomes if x["status"] == "ok" and x["time_us"]]
 
 
-def losses(without: str) -> dict[str, list[Loss]]:
+def losses(without: str, files: str = "") -> dict[str, list[Loss]]:
     """Return the losses on the problems that a family was measured for, by family. Infinite: there is no other choice."""
     found: dict[str, list[Loss]] = defaultdict(list)
-    for file, problem, listed in measured():
+    for file, problem, listed in measured(files):
         times = [(name, us) for name, us in listed if not (without and re.search(without, name))]
         for family in set().union(*(families(name) for name, _ in times)):
             others = [us for name, us in times if family not in families(name)]
@@ -99,10 +102,11 @@ def lines_of(family: str) -> int:
 @click.command(help=__doc__)
 @click.option("--match", default="", help="Regular expression of families whose problems are listed.")
 @click.option("--without", default="", help="Regular expression of choices that are left out.")
-def main(match: str, without: str) -> None:
+@click.option("--files", default="", help="Regular expression of names of files, of which alone the problems count.")
+def main(match: str, without: str, files: str) -> None:
     click.echo(f"{'family':20} {'lines':>6} {'problems':>8} {'wins':>5} {'loss':>8} {'worst':>8} {'>2%':>4} shipped invariant")
     picks, tables = shipped(), invariant()
-    for family, found in sorted(losses(without).items(), key=lambda x: _geomean(x[1])):
+    for family, found in sorted(losses(without, files).items(), key=lambda x: _geomean(x[1])):
         wins, over = (sum(x[0] > least for x in found) for least in (0, TIE))
         numbers = f"{len(found):8} {wins:5} {_geomean(found):8.2%} {max(found)[0]:8.1%} {over:4}"
         click.echo(f"{family:20} {lines_of(family):6} {numbers} {picks[family]:7} {tables[family]:9}")

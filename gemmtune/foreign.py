@@ -12,6 +12,7 @@ MOST_BYTES = 2**28
 MOST_DEPTH = 50
 """Deepest nesting of JSON. Python's recursion limit lies far above."""
 LARGEST_INTEGER = 2**63 - 1
+_MOST_DIGITS = len(str(-LARGEST_INTEGER))
 SHOWN_CHARS = 80
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
@@ -61,6 +62,8 @@ def parse_json(text: str | bytes) -> Any:
 
 def visible(text: str, *, as_json: bool = False) -> str:
     r"""Return the text with characters that a terminal obeys or hides as escapes such as ``\x1b``, in a JSON text as ``\u001b``."""
+    if text.isprintable():  # far quicker than the search, and false for all of them
+        return text
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}" if as_json else ascii(found[0])[1:-1], text)
 
 
@@ -74,7 +77,7 @@ def shown(value: object) -> str:
 
 
 def _integer(text: str) -> int:
-    value = int(text) if len(text) <= len(str(-LARGEST_INTEGER)) else None
+    value = int(text) if len(text) <= _MOST_DIGITS else None
     if value is None or abs(value) > LARGEST_INTEGER:
         raise ValueError(f"got the number {shorter(text)}, expected at most 64 bits")
     return value

@@ -113,8 +113,3 @@ def weights_of(op: str) -> tuple[str, ...]:
         legal, packs = row.dtypes_of_b, "encoding" in row.options
         return tuple(word for word, (dtype, encoding) in WEIGHTS.items() if dtype in legal and (packs or not encoding))
     return FLOAT8 if row.float8 else ()
-
-
-def function_of(op: str) -> str:
-    """Return the name of the public function that does an operation."""
-    return ROWS[op].function or op

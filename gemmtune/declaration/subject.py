@@ -32,7 +32,7 @@ from ..problem import Problem
 from ..problem.flags import precision_scope
 from ..problem.fused import BROUGHT
 from .calling import Caller, caller_of, check_keywords, takes
-from .labels import OPS, ROWS, function_of
+from .labels import OPS, ROWS
 from .traits import ATTRIBUTE, Traits
 
 
@@ -168,7 +168,7 @@ def _found_in(namespace: object, declared: Collection[str]) -> list[str]:
 
 def _function(namespace: object, op: str) -> Callable[..., object]:
     """Return the function of a namespace for an operation: that of its name, else the public one. It may be None."""
-    return getattr(namespace, op, None) or getattr(namespace, function_of(op), None)  # type: ignore[return-value]
+    return getattr(namespace, op, None) or getattr(namespace, ROWS[op].function or op, None)  # type: ignore[return-value]
 
 
 def load(spec: SubjectSpec) -> Subject:

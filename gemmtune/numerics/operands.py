@@ -126,10 +126,12 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 def _has_subnormal(*tensors: torch.Tensor | None, below: float) -> bool:
     def within(x: torch.Tensor) -> bool:
-        magnitude = _wide(x).abs()
-        return bool(((magnitude > 0) & (magnitude < below * dtype_info(x.dtype).smallest_normal)).any())
+        magnitude, limit = _wide(x).abs(), below * dtype_info(x.dtype).smallest_normal
+        if float(magnitude.min()) >= limit:  # most operands have no zeros either
+            return False
+        return bool(((magnitude > 0) & (magnitude < limit)).any())
 
-    return any(within(x) for x in tensors if x is not None)
+    return any(within(x) for x in tensors if x is not None and x.numel())
 
 
 def fill_random(tensor: torch.Tensor, generator: torch.Generator) -> None:

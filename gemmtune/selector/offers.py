@@ -77,11 +77,7 @@ def legal_offers(problem: Problem, device: DeviceInfo, settings: Settings, *, on
                 dense = backend.enumerate(dense_problem(problem), device, settings)
                 choices += densified(problem, dense).choices[: EFFORT[settings.search].densified]
         legal = Offers(choices=tuple({c.content_hash: c for c in choices}.values()), refusals=tuple(refusals))
-        return _without_obstacles(legal) if on_this_machine else legal
-
-
-def _without_obstacles(legal: Offers) -> Offers:
-    return without(legal, lambda choice: choice.obstacle)
+        return without(legal, lambda choice: choice.obstacle) if on_this_machine else legal
 
 
 def named_choice(name: str, backend: str, problem: Problem, device: DeviceInfo, settings: Settings) -> Choice | None:

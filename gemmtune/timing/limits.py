@@ -185,13 +185,13 @@ def _square(dtype_label: str, kind: str) -> Problem:
 
 
 def _best_s(work: Callable[[], object]) -> float:
-    work()
-    best = float("inf")
-    end = time.perf_counter() + SAMPLES_S
-    while time.perf_counter() < end or best == float("inf"):
-        begun = time.perf_counter()
+    """Return the least time of a call. One that takes all the time, as a product of int8 may, is not repeated."""
+    begun, best = time.perf_counter(), float("inf")
+    end = begun + SAMPLES_S
+    while begun < end:
         work()
-        best = min(best, time.perf_counter() - begun)
+        ended = time.perf_counter()
+        best, begun = min(best, ended - begun), ended
     return best
 
 

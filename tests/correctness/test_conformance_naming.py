@@ -68,6 +68,7 @@ def test_a_race_between_threads_is_named() -> None:
 
     outcome = judged(made(shared, threads=True), "threads:mm-f32-33x40x65")
     assert [failure.diagnosis for failure in outcome.failures] == [AT_ONCE]
+    assert outcome.failures[0].message.startswith(f"thread 1 of {THREADS}, call 1: ")
 
 
 def test_a_call_that_is_right_when_repeated_is_named() -> None:

@@ -239,6 +239,9 @@ def test_filtered_names_have_a_reason(own_store: Path):
     device = gemmtune.device.detect("cpu")
     with only("own_gemms:right", "own_gemms:unordered", "own_gemms:right_addmm", choice_denylist_regex="right$") as chosen:
         offers = offers_for(MM, device, chosen)
+    with settings.patch(backends=("aten", "own")) as nobodys:
+        [refusal] = offers_for(MM, device, nobodys).refusals
+        assert (refusal.name, "set extra_choices, or install a package" in refusal.reason) == ("own", True)
     reasons = {refusal.name: refusal.reason for refusal in offers.refusals}
     assert [choice.name for choice in offers.choices] == ["aten:mm"]
     assert reasons[name_of("right")] == "choice_denylist_regex 'right$' matches the name"
@@ -266,7 +269,8 @@ def test_failed_import_is_left_out_with_a_warning(target: str, reason: str, own_
     with only(target) as chosen, pytest.warns(RuntimeWarning, match=f"own:{target} is left out: .*{reason}"):
         offers = offers_for(MM, gemmtune.device.detect("cpu"), chosen)
     assert [choice.name for choice in offers.choices] == ["aten:mm"]
-    assert re.search(reason, offers.refusals[0].reason)
+    [refusal] = offers.refusals
+    assert re.search(reason, refusal.reason)
 
 
 @pytest.fixture

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hack_table import FORMS, HACKS, HONEST, HONEST_FORMS, HONEST_IMPORT, HONEST_STATES, KINDS, LONG, STATES, TABLE, VALUES
 
+from gemmtune.declaration.subject import Subject
+from gemmtune.judging import calls
 from gemmtune.judging.levels import LEVELS
 from gemmtune.judging.report import lines
 from gemmtune.judging.verdict import Judgement, Standing, Verdict, judge
-from gemmtune.untrusted.conduct import NOTED, Conduct
+from gemmtune.untrusted.candidate import Candidate
+from gemmtune.untrusted.conduct import NOTED, Conduct, Record
+from gemmtune.untrusted.shape import Shape, note_calls
 
 HONEST_TARGETS = [
     f"{file}:{name}"
@@ -52,6 +57,26 @@ def words_of(verdict: Verdict) -> set[str]:
     return {str(x.kind) for x in verdict.findings if x.dishonest} | ({VALUES} if verdict.values.bad else set())
 
 
+@pytest.fixture
+def brief_if_caught(monkeypatch: pytest.MonkeyPatch) -> Callable[[Collection[str]], None]:
+    """Return a function that ends the calls of a judgement once they show one of some words. Later ones only add findings."""
+
+    def install(words: Collection[str]) -> None:
+        def until_caught(subject: Subject, candidate: Candidate, *options: Any) -> Iterator[Shape]:
+            shapes: list[Shape] = []
+            for shape in calls.timed_calls(subject, candidate, *options):
+                yield shape
+                shapes.append(shape)
+                shown = Record()
+                note_calls(shown, shapes)  # type: ignore[arg-type] # it only notes
+                if not set(words).isdisjoint(finding.kind for finding in (*shown.findings, *candidate.findings)):
+                    return
+
+        monkeypatch.setattr("gemmtune.judging.verdict.timed_calls", until_caught)
+
+    return install
+
+
 def check_caught(target: str, words: Collection[str], verdict: Verdict) -> None:
     name = target.rpartition(":")[2]
     assert words_of(verdict) & set(map(str, words)), f"{name}: got {words_of(verdict)} {verdict.reason}, expected one of {words}"
@@ -61,7 +86,9 @@ def check_caught(target: str, words: Collection[str], verdict: Verdict) -> None:
 
 @pytest.mark.rotates(30)
 @pytest.mark.parametrize("target", TABLE, ids=name_of)
-def test_catches_hack(target: str) -> None:
+def test_catches_hack(target: str, brief_if_caught: Callable[[Collection[str]], None]) -> None:
+    if "wrong.py:" not in target:
+        brief_if_caught(TABLE[target])
     verdict = judged(target, timeout_s=QUICK_S if target.endswith(":hangs") else SLOW_S)
     check_caught(target, TABLE[target], verdict)
     assert "wrong.py:" not in target or str(Conduct.STALE) not in words_of(verdict), "a wrong result is no earlier one"
@@ -97,7 +124,7 @@ def test_measures_and_watches_even_if_the_time_is_over(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("fault", "standing"), [("raise OSError('in use')", Standing.RIGHT), ("os.abort()", Standing.WRONG)])
-def test_says_in_which_processes_a_gemm_was_not_seen(fault: str, standing: Standing, tmp_path: Path) -> None:
+def test_says_in_which_processes_a_gemm_was_not_seen(fault: str, standing: Standing, one_shape: None, tmp_path: Path) -> None:
     path = tmp_path / "alone.py"
     path.write_text(ALONE.format(name=f"{path}.lock", fault=fault))
     verdict = judged(f"{path}:matmul")

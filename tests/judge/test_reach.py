@@ -304,7 +304,7 @@ def test_errors_without_text_and_declarations_without_form_are_errors(kernels: s
     assert "expected three integers for M, N and K" in verdict.reason
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("one_shape")
 def test_report_says_what_was_declared(kernels: str) -> None:
     judgement = judge(f"{kernels}:narrow", device="cpu", level="brief")
     text = next(line for line in lines(judgement) if line.startswith("  declared "))

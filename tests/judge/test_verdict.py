@@ -38,12 +38,11 @@ CPP = """
 #include <cstdint>
 #pragma GCC optimize("O2")
 extern "C" void matmul(const float* a, const float* b, float* out, int64_t m, int64_t n, int64_t k) {
-  for (int64_t i = 0; i < m; i++)
-    for (int64_t j = 0; j < n; j++) {
-      float sum = 0;
-      for (int64_t x = 0; x < k; x++) sum += a[i * k + x] * b[x * n + j];
-      out[i * n + j] = sum;
-    }
+  for (int64_t i = 0; i < m; i++) {
+    for (int64_t j = 0; j < n; j++) out[i * n + j] = 0;
+    for (int64_t x = 0; x < k; x++)
+      for (int64_t j = 0; j < n; j++) out[i * n + j] += a[i * k + x] * b[x * n + j];
+  }
 }
 """
 MODEL = """
@@ -348,7 +347,7 @@ def test_a_gemm_that_refuses_every_timed_shape_is_not_timed() -> None:
     assert not verdicts._untimed((), (refused, timed))
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("one_shape")
 def test_a_model_is_judged_with_its_own_inputs(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(OWN_SIZE)
     [verdict] = judge(str(tmp_path / "model.py"), device="cpu", level="brief").verdicts

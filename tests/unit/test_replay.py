@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from gemmtune.choice import Status
 from gemmtune.device import preset
 from gemmtune.report.known import Known, known_of
 from gemmtune.report.replay import Curve, Trace, asked, device_of, replay, summary
-from gemmtune.report.sources import read
+from gemmtune.report.sources import Source, read
 from gemmtune.selector.offers import interleaved, offers_for
 from gemmtune.settings import Search, Settings
 from gemmtune.store.key import canonical
@@ -26,6 +28,12 @@ H200 = Path(__file__).parents[2] / "benchmarks/replay/nvidia-h200.json.gz"
 EVERY_CHOICE = H200.with_name("nvidia-h100-exhaustive.json.gz")
 """Every legal choice of some products, measured on one H100."""
 MACHINE = canonical({"device": "NVIDIA H200", "arch": "sm90", "sm_count": "132", "timing": "graph"})
+
+
+@pytest.fixture(scope="module")
+def stored() -> Callable[[Path], Source]:
+    """Return a function that reads each file once."""
+    return functools.cache(read)
 
 
 def mostly_known(curve: Curve) -> Curve:
@@ -39,9 +47,9 @@ def at_the_end(curve: Curve) -> dict[str, float]:
 
 @pytest.mark.rotates(4)
 @pytest.mark.parametrize("first", range(8))
-def test_searches_find_what_was_found_on_an_h200(first: int):
+def test_searches_find_what_was_found_on_an_h200(first: int, stored: Callable[[Path], Source]):
     """The stored choices are those of default searches: this says that today's ranking and variants still lead to the best."""
-    found = replay(read(H200).known[first::8], ("quick", "default"), Settings(), ("tuning",))
+    found = replay(stored(H200).known[first::8], ("quick", "default"), Settings(), ("tuning",))
     assert found.problems >= 31
     assert not found.skipped
     quick, default = map(mostly_known, found.curves)
@@ -57,8 +65,8 @@ def test_searches_find_what_was_found_on_an_h200(first: int):
 
 
 @pytest.mark.parametrize(("search", "every"), [("quick", 4), ("default", 1)])
-def test_searches_come_near_the_fastest_of_all_legal_choices(search: Search, every: int):
-    found = replay(read(EVERY_CHOICE).known[::every], (search,), Settings(), ("tuning",))
+def test_searches_come_near_the_fastest_of_all_legal_choices(search: Search, every: int, stored: Callable[[Path], Source]):
+    found = replay(stored(EVERY_CHOICE).known[::every], (search,), Settings(), ("tuning",))
     assert found.problems >= 32 / every
     assert not found.skipped
     assert found.measured > 1000, "these are no exhaustive measurements"

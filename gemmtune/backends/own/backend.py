@@ -32,15 +32,12 @@ class OwnBackend:
 
     def enumerate(self, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:
         """Return the targets whose declarations cover the problem. One that cannot be imported is left out with a warning."""
-        choices: list[Choice] = []
-        refusals: list[Refusal] = []
-        for target in targets_of(settings):
-            offers = _offers_of(target, problem, device, settings)
-            choices += offers.choices
-            refusals += offers.refusals
-        if not choices and not refusals:
-            refusals.append(Refusal(name=NAME, reason=NOTHING))
-        return Offers(choices=tuple(choices), refusals=tuple(refusals))
+        found = [_offers_of(target, problem, device, settings) for target in targets_of(settings)]
+        found = found or [Offers(refusals=(Refusal(name=NAME, reason=NOTHING),))]
+        return Offers(
+            choices=tuple(choice for offers in found for choice in offers.choices),
+            refusals=tuple(refusal for offers in found for refusal in offers.refusals),
+        )
 
 
 def _offers_of(target: str, problem: Problem, device: DeviceInfo, settings: Settings) -> Offers:

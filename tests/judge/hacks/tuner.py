@@ -5,7 +5,7 @@ import time
 
 import torch
 
-SLOWLY_S = 0.15
+SLOWLY_S = 0.03
 kept = {}
 
 
