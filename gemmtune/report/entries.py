@@ -81,6 +81,11 @@ class Entry:
         return 1 / self.paired if self.paired else credible_ratio(self.torch_us, self.time_us, self.disturbed)
 
     @property
+    def unsure(self) -> bool:
+        """True if both times are known, and a busy machine explains their ratio."""
+        return self.speedup is None and bool(self.disturbed and self.time_us and self.torch_us)
+
+    @property
     def share(self) -> float | None:
         """Share of the machine's limit that the pick reaches."""
         return _ratio(self.limit_us, self.time_us)

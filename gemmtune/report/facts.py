@@ -21,6 +21,12 @@ def natural(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
+def of_how_many(entries: Sequence[Entry]) -> str:
+    """Return of how many problems a mean of speed over torch is, as ``2 of 5``. Return "" if it is of all, or of none."""
+    compared = sum(bool(entry.speedup) for entry in entries)
+    return "" if compared in (0, len(entries)) else f"{compared} of {len(entries)}"
+
+
 def totals(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     """Return the numbers at the head of a report, each with its name."""
     ratios = [entry.speedup for entry in entries if entry.speedup]
@@ -28,8 +34,15 @@ def totals(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     mean, disturbed = geomean(ratios), sum(bool(entry.disturbed) for entry in entries)
     found = [(str(len(entries)), "problem" if len(entries) == 1 else "problems")]
     if mean is not None:
-        found.append((f"{mean:.2f} ×", "torch's speed, geometric mean"))
+        few = of_how_many(entries)
+        found.append((f"{mean:.2f} ×", "torch's speed, geometric mean" + (f" of {few}" if few else "")))
         found.append((f"{min(ratios):.2f} ×", "the least"))
+    unsure = sum(entry.unsure for entry in entries)
+    missing = len(entries) - len(ratios) - unsure if ratios else 0
+    if unsure:
+        found.append((str(unsure), "too disturbed to compare with torch"))
+    if missing:
+        found.append((str(missing), "without a time to compare"))
     if shares:
         rough = "~" * any(entry.limit_rough for entry in entries if entry.share)
         found.append((f"{rough}{statistics.median(shares):.0%}", "of the machine's limit, median"))
@@ -48,12 +61,13 @@ def machines_apart(entries: Iterable[Entry]) -> dict[str, str]:
     return {machine: shorter(", ".join(str(fields.get(name)) for name in differing)) for machine, fields in machines.items()}
 
 
-def by_backend(entries: Iterable[Entry]) -> list[tuple[str, int, float | None]]:
-    """Return for each backend the number of its picks and their geometric mean of speed over torch."""
+def by_backend(entries: Iterable[Entry]) -> list[tuple[str, int, float | None, str]]:
+    """Return for each backend the number of its picks, their geometric mean of speed over torch, and of how many that is."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(entry.backend, []).append(entry)
-    found = [(name, len(group), geomean(x.speedup for x in group if x.speedup)) for name, group in groups.items()]
+    means = {name: geomean(x.speedup for x in group if x.speedup) for name, group in groups.items()}
+    found = [(name, len(group), means[name], of_how_many(group)) for name, group in groups.items()]
     return sorted(found, key=lambda row: -row[1])
 
 

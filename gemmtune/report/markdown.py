@@ -24,7 +24,10 @@ def report(sources: Sequence[Source]) -> str:
     lines += [f"- {_cell(x.text)}: {_cell(x.verdict)}" for x in shown.entries if x.verdict]
     if any(entry.name for entry in shown.entries):
         lines += ["", "| backend | picks | × torch |", "| --- | ---: | ---: |"]
-        lines += [f"| {_cell(name)} | {count} | {_figure(mean)} |" for name, count, mean in by_backend(shown.entries)]
+        lines += [
+            f"| {_cell(name)} | {count} | {_figure(mean)}{few and f' ({few})'} |"
+            for name, count, mean, few in by_backend(shown.entries)
+        ]
     lines += _slowest(shown.entries)
     return "\n".join(lines) + "\n"
 

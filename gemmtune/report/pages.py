@@ -145,7 +145,10 @@ def _bar(name: str, table: Segments) -> Markup:
 
 
 def _backends(entries: Sequence[Entry]) -> Markup:
-    rows = [(Cell(text=name), _number(count, "{}"), _number(mean, "{:.2f}")) for name, count, mean in by_backend(entries)]
+    rows = [
+        (Cell(text=name), _number(count, "{}"), _number(mean, "{:.2f}" + (few and f" ({few})")))
+        for name, count, mean, few in by_backend(entries)
+    ]
     return section("Picks by backend", Table(name="backends", columns=("backend", "picks", "× torch"), rows=rows).html)
 
 

@@ -4,7 +4,7 @@ from markupsafe import Markup
 
 from ..page import Cell, Table, section
 from .replay import Curve, Replay, summary
-from .roofline import HEIGHT, MARGIN, SERIES, WIDTH, Scale, grid, legend
+from .roofline import BOTTOM, HEIGHT, MARGIN, RIGHT, SERIES, WIDTH, Scale, grid, legend
 
 LEAST_PERCENT, MOST_PERCENT = 0.1, 1000.0
 """Ends of the axis of regrets. Smaller and larger ones lie on its ends."""
@@ -40,8 +40,8 @@ def _rows(curve: Curve) -> list[tuple[Cell, ...]]:
 
 
 def _plot(found: Replay) -> Markup:
-    x = Scale(low=1, high=2 * max(curve.budgets[-1] for curve in found.curves), start=MARGIN, end=WIDTH - 12)
-    y = Scale(low=LEAST_PERCENT, high=MOST_PERCENT, start=HEIGHT - 44, end=12)
+    x = Scale(low=1, high=2 * max(curve.budgets[-1] for curve in found.curves), start=MARGIN, end=WIDTH - RIGHT)
+    y = Scale(low=LEAST_PERCENT, high=MOST_PERCENT, start=HEIGHT - BOTTOM, end=12)
     lines = (
         Markup('<polyline points="{}" fill=none stroke="var(--series-{})" stroke-width=2><title>{}</title></polyline>').format(
             " ".join(f"{x(budget)},{y(_within(100 * summary(curve.at(budget))['p95']))}" for budget in curve.budgets),

@@ -11,7 +11,9 @@ from ..timing.limits import BANDWIDTH
 from .entries import Entry
 from .sources import Limits
 
-WIDTH, HEIGHT, MARGIN = 760, 380, 56
+WIDTH, HEIGHT, MARGIN, RIGHT, BOTTOM = 760, 400, 66, 28, 56
+FONT = 22
+"""Largest size of the text in a plot, that of a narrow screen, in units of the plot."""
 SERIES = 7
 """Colours of the style sheet. Further backends share the last."""
 
@@ -30,11 +32,12 @@ class Scale:
         return round(self.start + share * (self.end - self.start), 1)
 
     def ticks(self) -> list[float]:
-        """Return the powers of ten within the axis, every second one where there are many, with 2 and 5 where there are few."""
+        """Return the powers of ten within the axis, every second one where there are many, and other digits where there are few."""
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        found = [10.0**power for power in powers if self.low <= 10.0**power <= self.high]
-        if len(found) < 2:
-            return [digit * 10.0**power for power in powers for digit in (1, 2, 5) if self.low <= digit * 10.0**power <= self.high]
+        for digits in ((1,), (1, 2, 5), range(1, 10)):
+            found = [digit * 10.0**power for power in powers for digit in digits if self.low <= digit * 10.0**power <= self.high]
+            if len(found) > 1:
+                break
         return found[:: 1 + len(found) // 8]
 
 
@@ -59,15 +62,75 @@ def points_of(entries: Sequence[Entry], row_ids: Sequence[str]) -> list[Point]:
     return found
 
 
-def roofs(limits: Limits) -> list[tuple[str, float, float]]:
-    """Return (dtype, bandwidth in 1e12 bytes/s, rate in Tflop/s) of each machine's measured limits."""
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Roof:
+    """The limits of one machine for one dtype."""
+
+    bandwidth: float
+    """1e12 bytes/s."""
+    rate: float
+    """Tflop/s."""
+    dtype: str
+
+    def at(self, intensity: float) -> float:
+        """Return the largest rate for so many operations per byte."""
+        return min(intensity * self.bandwidth, self.rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """The names of roofs that end at one place, above the line that ends at ``rate``. ``right`` is the end of the text."""
+
+    names: tuple[str, ...]
+    right: float
+    rate: float
+
+    @property
+    def text(self) -> str:
+        """The names, separated by commas."""
+        return ", ".join(self.names)
+
+
+def roofs(limits: Limits) -> list[Roof]:
+    """Return the measured limits of each machine and dtype."""
     found = []
     for values in limits.values():
         bandwidth = values.get(BANDWIDTH)
         for name, rate in values.items():
             if name.endswith("_gflops") and bandwidth:
-                found.append((name.removesuffix("_gflops"), bandwidth / 1e3, rate / 1e3))
+                found.append(Roof(dtype=name.removesuffix("_gflops"), bandwidth=bandwidth / 1e3, rate=rate / 1e3))
     return sorted(set(found))
+
+
+def axes(
+    points: Sequence[Point], tops: Iterable[Roof], x_ends: tuple[float, float], y_ends: tuple[float, float]
+) -> tuple[Scale, Scale]:
+    """Return the axes of the plot, drawn between these ends."""
+    x_values = [point.intensity for point in points]
+    x = Scale(low=min(x_values) / 1.5, high=max(x_values) * 1.5, start=x_ends[0], end=x_ends[1])
+    y_values = [point.tflops for point in points] + [top.at(x.high) for top in tops]
+    return x, Scale(low=min(y_values) / 1.5, high=max(y_values) * 1.5, start=y_ends[0], end=y_ends[1])
+
+
+def labels(tops: Iterable[Roof], x: Scale, y: Scale, font: float) -> list[Label]:
+    """Return labels that do not overlap in letters of this size.
+
+    A label stands at the right end of its line, and left of labels that are near it. Lines that look like one share a label,
+    and so do lines that leave no room for another.
+    """
+    found = list[Label]()
+    for top in sorted(tops, key=lambda top: -top.at(x.high)):
+        rate, width = top.at(x.high), 0.65 * font * len(top.dtype)
+        near = sorted((o for o in found if abs(y(o.rate) - y(rate)) < 1.2 * font), key=lambda o: o.right)
+        right = min((o.right - 0.65 * font * (len(o.text) + 1) for o in near), default=x.end - font / 5)
+        alike = [o for o in near if abs(y(o.rate) - y(rate)) < font / 2]
+        if near and (alike or right - width < x(min(max(top.rate / top.bandwidth, x.low), x.high))):
+            shared = alike[0] if alike else near[0]
+            names = tuple(dict.fromkeys((*shared.names, top.dtype)))
+            found[found.index(shared)] = Label(names=names, right=shared.right, rate=shared.rate)
+        else:
+            found.append(Label(names=(top.dtype,), right=right, rate=rate))
+    return found
 
 
 def colours(entries: Iterable[Entry]) -> Mapping[str, int]:
@@ -86,13 +149,14 @@ def legend(series: Mapping[str, int]) -> Markup:
 def roofline(points: Sequence[Point], limits: Limits, series: Mapping[str, int]) -> Markup:
     """Return the plot. A point links to the row of its problem."""
     tops = roofs(limits)
-    x_values = [point.intensity for point in points]
-    y_values = [point.tflops for point in points] + [rate for _, _, rate in tops]
-    x = Scale(low=min(x_values) / 1.5, high=max(x_values) * 1.5, start=MARGIN, end=WIDTH - 12)
-    y = Scale(low=min(y_values) / 1.5, high=max(y_values) * 1.5, start=HEIGHT - 44, end=12)
+    x, y = axes(points, tops, (MARGIN, WIDTH - RIGHT), (HEIGHT - BOTTOM, 12))
     parts = [
         grid(x, y, "operations per byte", "Tflop/s"),
-        *(_roof(x, y, *top) for top in tops),
+        *(_roof(x, y, top) for top in tops),
+        *(
+            Markup('<text x="{}" y="{}" class=end>{}</text>').format(label.right, y(label.rate) - 5, label.text)
+            for label in labels(tops, x, y, FONT)
+        ),
         *(_dot(x, y, point, series) for point in points),
     ]
     plot = '<div class=plot><svg viewBox="0 0 {} {}" role=img aria-label="Rate by operations per byte">\n{}\n</svg></div>'
@@ -104,7 +168,7 @@ def grid(x: Scale, y: Scale, x_name: str, y_name: str) -> Markup:
     lines = [
         Markup(
             '<line class=grid x1="{0}" x2="{0}" y1="{1}" y2="{2}"/><text x="{0}" y="{3}" class=middle>{4:g}</text>'
-        ).format(x(tick), y.start, y.end, y.start + 16, tick)
+        ).format(x(tick), y.start, y.end, y.start + 20, tick)
         for tick in x.ticks()
     ] + [
         Markup(
@@ -118,14 +182,11 @@ def grid(x: Scale, y: Scale, x_name: str, y_name: str) -> Markup:
     return Markup("\n").join([*lines, names])
 
 
-def _roof(x: Scale, y: Scale, dtype: str, bandwidth: float, rate: float) -> Markup:
-    corner = min(max(rate / bandwidth, x.low), x.high)
-    start = max(x.low, y.low / bandwidth)
-    line = f"M{x(start)} {y(max(start * bandwidth, y.low))}L{x(corner)} {y(min(corner * bandwidth, rate))}"
-    end = f"L{x.end} {y(rate)}" if rate / bandwidth < x.high else ""
-    return Markup('<path class=roof d="{}"/><text x="{}" y="{}" class=end>{}</text>').format(
-        line + end, x.end - 4, y(rate) - 5, dtype
-    )  # fmt: skip
+def _roof(x: Scale, y: Scale, top: Roof) -> Markup:
+    corner = min(max(top.rate / top.bandwidth, x.low), x.high)
+    places = sorted({max(x.low, min(y.low / top.bandwidth, x.high)), corner, x.high})
+    line = "L".join(f"{x(place)} {y(max(top.at(place), y.low))}" for place in places)
+    return Markup('<path class=roof d="M{}"/>').format(line)
 
 
 def _dot(x: Scale, y: Scale, point: Point, series: Mapping[str, int]) -> Markup:

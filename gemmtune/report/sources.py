@@ -13,6 +13,7 @@ from ..errors import StoreError
 from ..foreign import parse_json, shown
 from ..problem import Problem
 from ..selector.machine_limits import DISTURBED_LIMITS, LIMITS
+from ..selector.result import HOST_US
 from ..store.exchange import MOST_BYTES, check_measured, from_json
 from ..store.key import canonical
 from ..store.row import Limit, Ranged, Row, number
@@ -165,13 +166,21 @@ def _of_results(data: list[Any]) -> Iterator[Entry]:
             key=key,
             name=result["pick"],
             time_us=pick_us,
-            torch_us=pick_us * ratio if pick_us and ratio else None,
+            torch_us=pick_us * ratio if pick_us and ratio else _torch_us(choices),
             limit_us=result.get("limit_us"),
             disturbed=str(result.get("disturbed") or ""),
             seconds=result.get("seconds"),
             others=tuple(ordered[:MOST_OTHERS]),
             failures=tuple((c["name"], c["status"], c["reason"]) for c in choices if c["status"] != Status.OK),
         )
+
+
+def _torch_us(choices: list[Any]) -> float | None:
+    """Return the time of torch's operation without gemmtune's own, as ``Outcome.direct_us`` does. None if it was not measured."""
+    found = next((choice for choice in choices if choice.get("baseline") and choice["time_us"]), None)
+    if found is None:
+        return None
+    return max((number("time_us", found["time_us"]) or 0.0) - (number(HOST_US, found["info"].get(HOST_US)) or 0.0), 0.0)
 
 
 def _of_gate(data: dict[str, Any], name: str) -> Source:

@@ -111,11 +111,14 @@ def summary_line(result: Sequence[ProblemResult]) -> str:
     text = f"{counted(len(result), 'problem')} in {took}" + (f", {stored} of them from the store" if stored else "")
     if speedups:
         mean = math.exp(sum(map(math.log, speedups)) / len(speedups))
-        text += f"; over torch: geometric mean {mean:.2f}×, least {min(speedups):.2f}×, most {max(speedups):.2f}×"
+        few = "" if len(speedups) == len(result) else f" of {len(speedups)} of {counted(len(result), 'problem')}"
+        text += f"; over torch: geometric mean{few} {mean:.2f}×, least {min(speedups):.2f}×, most {max(speedups):.2f}×"
     disturbed = [p for p in result if p.disturbed]
-    unknown = sum(1 for p in disturbed if p.picked and p.baseline and p.speedup_over_torch is None)
-    text += f"; {len(disturbed)} of them {BUSY_MARK}" if disturbed else ""
-    return text + (f", {unknown} too disturbed to compare with torch" if unknown else "")
+    unsure = sum(1 for p in disturbed if p.picked and p.baseline and p.speedup_over_torch is None)
+    missing = len(result) - len(speedups) - unsure if speedups else 0
+    text += f"; {unsure} too disturbed to compare with torch" if unsure else ""
+    text += f"; {missing} without a time to compare" if missing else ""
+    return text + (f"; {len(disturbed)} of {len(result)} {BUSY_MARK}" if disturbed else "")
 
 
 def left_out_lines(result: ProblemResult) -> list[str]:

@@ -112,20 +112,22 @@ def test_times_and_ratios_of_a_busy_machine_carry_a_mark(tuner, own_store, capsy
     assert all(line.endswith("(on a busy machine)") for line in lines if line.startswith("pick: "))
     said = [line.split(": ")[0] for line in lines if "gemmtune tune --again" in line]
     assert said == ["all times", TORCH.name]
-    assert lines[-1].endswith("2 of them on a busy machine")
+    assert lines[-1].endswith("; 2 of 2 on a busy machine")
     assert cli.run(["tune", "2x3x4", "--device", "cpu", "--quiet"]) == 0
     assert all("on a busy machine" in line for line in capsys.readouterr().out.splitlines())
 
 
 def test_a_ratio_that_a_busy_machine_explains_is_withheld(tuner, own_store, capsys):
     slow = dataclasses.replace(TORCH, time_us=48e3, info={"disturbed": "other processes used 90% of the cores"})
-    tuner.result = TuningResult((problem_result(FAST, TORCH), problem_result(FAST, slow)))
-    assert [result.speedup_over_torch is None for result in tuner.result] == [False, True]
+    tuner.result = TuningResult((problem_result(FAST, TORCH), problem_result(FAST, slow), problem_result(FAST)))
+    assert [result.speedup_over_torch is None for result in tuner.result] == [False, True, True]
     assert cli.run(["tune", "2x3x4", "--device", "cpu"]) == 0
-    *_, line, summary = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
+    line, summary = next(line for line in lines if "too disturbed" in line), lines[-1]
     assert "; too disturbed to compare with aten:mm, " in line
     assert "× torch" not in line
-    assert summary.endswith("×; 1 of them on a busy machine, 1 too disturbed to compare with torch")
+    assert "; over torch: geometric mean of 1 of 3 problems 2.50×" in summary
+    assert summary.endswith("×; 1 too disturbed to compare with torch; 1 without a time to compare; 1 of 3 on a busy machine")
 
 
 def test_a_budget_reaches_the_tuner_and_is_not_for_ranges(capsys, tuner, own_store):

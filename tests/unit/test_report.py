@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import json
 import math
 import re
@@ -21,6 +22,8 @@ from gemmtune.errors import StoreError
 from gemmtune.page import MOST_SHOWN
 from gemmtune.problem import Problem
 from gemmtune.report import pages
+from gemmtune.report.facts import totals
+from gemmtune.report.roofline import Roof, Scale, labels
 from gemmtune.report.sources import EXPECTED, read
 from gemmtune.selector.machine_limits import DISTURBED_LIMITS, LIMITS
 from gemmtune.selector.segments import TABLE, Segment, Table
@@ -109,6 +112,45 @@ def test_limits_are_the_quiet_ones(filled):
     nbytes, flops = first.work()
     assert first.limit_us == pytest.approx(max(nbytes / 4.0, flops / 2.0) / 1e3)
     assert first.share == pytest.approx(first.limit_us / 20.0)
+
+
+@pytest.mark.parametrize("font", [8, 22])
+@pytest.mark.parametrize(
+    "rates",
+    [(800, 780, 420, 1500, 50), (1, 1, 1, 1), (1, 1.2, 1.4, 1.7, 2.1, 2.5, 3), (1, 1e3, 1e6), (9e9, 8e9, 1)],
+    ids=["H100", "equal", "steps", "apart", "out of reach"],
+)
+def test_labels_of_limits_stand_apart_and_name_each(rates, font):
+    x, y = Scale(low=2.0, high=2000.0, start=66.0, end=732.0), Scale(low=0.5, high=5e3, start=344.0, end=12.0)
+    tops = [Roof(bandwidth=3.0, rate=float(rate), dtype=f"float{number}") for number, rate in enumerate(rates)]
+    found = labels([*tops, *tops], x, y, font)
+    assert sorted(name for label in found for name in label.names) == sorted(top.dtype for top in tops), "each once"
+    boxes = [(label.right - 0.6 * font * len(label.text), label.right, y(label.rate)) for label in found]
+    assert all(right <= x.end for _, right, _ in boxes)
+    for (left, right, height), (other_left, other_right, other) in itertools.combinations(boxes, 2):
+        assert right < other_left or other_right < left or abs(height - other) >= font, found
+    lines = {top.dtype: y(top.at(x.high)) for top in tops}
+    assert all(abs(y(label.rate) - lines[name]) < 1.2 * font for label in found for name in label.names), "near their lines"
+
+
+def test_a_mean_says_of_how_many_and_why(own_store, tmp_path):
+    store, busy = Store.open(own_store), {"disturbed": "other work"}
+    for key, us, info in ((KEYS[0], 40.0, {}), (KEYS[1], 400.0, busy), (KEYS[2], None, {})):
+        torch = [] if us is None else [row(0, key=key, name="aten:mm", backend="aten", time_us=us, baseline=True, info=info)]
+        store.put([*torch, row(1, key=key, time_us=20.0, info=info)])
+    store.close()
+    result = RESULT | {"speedup_over_torch": None, "disturbed": "other work"}
+    torch = {"name": "aten:mm", "time_us": 50.0, "status": "ok", "reason": "", "baseline": True, "info": {"host_us": 2.0}}
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps([RESULT, result | {"choices": [*RESULT["choices"], torch]}, RESULT | {"speedup_over_torch": None}]))
+    for path in (own_store, file):
+        facts = {name: value for value, name in totals(read(path).entries)}
+        assert facts["torch's speed, geometric mean of 1 of 3"] == "2.00 ×"
+        assert (facts["too disturbed to compare with torch"], facts["without a time to compare"]) == ("1", "1")
+        md, html = tmp_path / "x.md", tmp_path / "x.html"
+        assert cli.run(["report", str(path), "--md", str(md), "--html", str(html)]) == 0
+        assert "2.00 (1 of 3)" in md.read_text()
+        assert "2.00 (1 of 3)" in Page(html.read_text()).text
 
 
 def test_an_export_and_a_result_tell_the_same(filled, tmp_path):
@@ -377,12 +419,18 @@ addEventListener("load", async () => {
       contrast = Math.min(contrast, (a + .05) / (b + .05));
     }
   }
+  const [plot, words] = [document.querySelector("svg").getBoundingClientRect(), [...document.querySelectorAll("svg text")]];
+  const boxes = words.map((word) => word.getBoundingClientRect());
+  const cut = words.filter((_, i) => boxes[i].left < plot.left || boxes[i].right > plot.right || boxes[i].bottom > plot.bottom);
+  const over = words.filter((_, i) => boxes.some((b, j) => j < i && b.left + 1 < boxes[i].right && boxes[i].left + 1 < b.right
+    && b.top + 3 < boxes[i].bottom && boxes[i].top + 3 < b.bottom));
+  const unread = [...cut, ...over].map((word) => word.textContent);
   const wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
   const gain = [...table.tHead.rows[0].cells].find((cell) => cell.textContent.trim() === "× torch").getBoundingClientRect();
   const out = document.createElement("pre");
   out.id = "seen";
   const page = getComputedStyle(document.body).backgroundColor;
-  out.textContent = JSON.stringify({ page, gain: gain.width > 0 && gain.right <= innerWidth, elements, focused, linked, every, sorted: down.every((x, i) => !i || down[i - 1] >= x), rows: down.length, kept, contrast, wide });
+  out.textContent = JSON.stringify({ page, gain: gain.width > 0 && gain.right <= innerWidth, elements, focused, linked, every, sorted: down.every((x, i) => !i || down[i - 1] >= x), rows: down.length, kept, contrast, wide, unread });
   document.body.append(out);
 });
 </script>
@@ -402,6 +450,8 @@ def test_page_in_a_browser(own_store, tmp_path, dark, width):
         rows.append(row(0, key=key, name="aten:mm", backend="aten", time_us=40.0 + number % 7, baseline=True))
         rows.append(row(1, key=key, time_us=20.0 + number % 11))
     store.put(rows)
+    rates = {"bfloat16": 110.0, "float16": 108.0, "tf32": 90.0, "float8_e4m3fn": 210.0, "float32": 1.0}
+    store.put_limits(MACHINES[0], {"bandwidth_gbps": 9.0} | {f"{name}_gflops": rate for name, rate in rates.items()})
     store.close()
     file = tmp_path / "page.html"
     assert cli.run(["report", "--html", str(file)]) == 0
@@ -411,6 +461,7 @@ def test_page_in_a_browser(own_store, tmp_path, dark, width):
     done = subprocess.run([CHROMIUM, *flags, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=120, check=True)
     seen = json.loads(re.search(r'<pre id="seen">(.*?)</pre>', done.stdout)[1])
     assert (seen["focused"], seen["linked"], seen["sorted"], seen["wide"]) == (True, True, True, False), seen
+    assert seen["unread"] == [], "words of the plot are cut off, or overlap"
     assert seen["gain"], "a phone shows the gain before anybody scrolls"
     assert (seen["rows"], seen["every"], seen["kept"]) == (min(count, MOST_SHOWN), count, 1), seen
     assert seen["elements"] < 30_000, "a browser takes seconds for more"
