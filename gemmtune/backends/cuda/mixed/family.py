@@ -185,8 +185,9 @@ def steps_of(problem: Problem, config: MixedConfig) -> int:
 
 
 def pitch_bytes(layout: Layout) -> int:
-    """Return the bytes between lines. A single line has the pitch of a dense operand, which is a multiple of 16 bytes."""
-    return layout.stride[-2] * layout.dtype.itemsize
+    """Return the bytes between lines, or an aligned pitch if there is a single line."""
+    stride = layout.stride[-2] if layout.size[-2] > 1 else -(-layout.size[-1] // TMA_BYTES) * TMA_BYTES
+    return stride * layout.dtype.itemsize
 
 
 def map_of_lines(operand: int, layout: Layout, lines: int) -> TensorMap:
