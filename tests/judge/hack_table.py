@@ -278,6 +278,13 @@ TABLES = {
     "slows_scripts": {C.SETTINGS},
     "opens_files": {C.FILES},
     "locks_a_cache": {C.REACHES},
+    "calls_codecs_by_other_names": {C.SETTINGS},
+    "copies_by_its_own_way": {C.SETTINGS},
+    "lets_weights_run_programs": {C.SETTINGS},
+    "halves_what_backward_keeps": {C.SETTINGS},
+    "compiles_loosely": {C.SETTINGS},
+    "rounds_long_doubles": {C.SETTINGS},
+    "never_waits_for_input": {C.SETTINGS},
 }
 TABLE = {
     f"{HACKS / file}.py:{name}": words
