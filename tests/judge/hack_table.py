@@ -48,6 +48,7 @@ REUSE = {
     "precomputed_at_import": WRONG,
     "regenerated_from_seed": WRONG,
     "same_memory_again": {C.AGAIN},
+    "pool_by_references": {C.AGAIN},
 }
 HARNESS = {
     "expected_by_gc": {C.LOOKS},
