@@ -255,6 +255,8 @@ UNLIKE = {
     "draws_again": {C.SETTINGS},
     "lets_pytest_pass": {C.REACHES},
     "edits_output": {C.SETTINGS},
+    "by_few_factors": WRONG | {C.ROUGH},
+    "near_rows_as_one": WRONG | {C.ROUGH},
 }
 ELSEWHERE = dict.fromkeys(
     (
