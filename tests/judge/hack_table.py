@@ -264,6 +264,7 @@ ELSEWHERE = dict.fromkeys(
         "honest_on_some_cores", "honest_on_two_cores",
         "honest_without_a_parameter", "honest_at_a_page", "honest_unless_inferred",
         "honest_among_temporary_files", "honest_for_sleepers", "honest_at_the_begin", "honest_unless_a_script",
+        "half_of_k_for_a_part_of_a_wider_matrix", "grown_by_a_row", "one_scratch_for_all_threads",
     ),
     WRONG,
 ) | {"two_parts": {C.ROUGH}, "seeds_python": {C.SETTINGS}, "seeds_numpy": {C.SETTINGS}}  # fmt: skip
