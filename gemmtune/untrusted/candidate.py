@@ -28,7 +28,7 @@ CALL_S, IMPORT_S = 30.0, 120.0
 """Time limits of a call, compilation included, and of an import."""
 COMPILE_S = 300.0
 """Time limit of either while other programs work for it, as a compiler does."""
-AS_BEFORE = {"alias": Conduct.ALIAS, "again": Conduct.AGAIN, "same": Conduct.AGAIN}
+AS_BEFORE = {"alias": Conduct.ALIAS, "again": Conduct.AGAIN}
 """Words of an answer about the memory of a result."""
 OTHERS = "priority, cores and scheduler of"
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")

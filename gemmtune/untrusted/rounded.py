@@ -28,8 +28,11 @@ LEAST_NORMALISED = 5.0
 
 Few elements with large errors do not reach it by luck.
 """
-LEAST_DISTINCT = 0.5
-"""Least share of different errors: those of equal rows or columns are equal, and count once only."""
+LEAST_DISTINCT, NEAR = 0.5, 0.05
+"""Least share of different errors: those of equal rows or columns are equal, and count once only.
+
+The second number is the share of the usual distance between neighbours, below which rows are so near that their errors are alike.
+"""
 
 
 def rounded_to(error: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, input_mode: str) -> str | None:
@@ -45,6 +48,8 @@ def rounded_to(error: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: tor
     if torch.unique(error).numel() < LEAST_DISTINCT * error.numel():
         return None
     a, b = a.float(), b.float()
+    if _is_crowded(a) or _is_crowded(b.mT):
+        return None
     for name, bits in NARROWER.get(dtype, {}).items():
         if bits == TF32_BITS and input_mode == "tf32":
             continue
@@ -53,6 +58,16 @@ def rounded_to(error: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: tor
     if dtype == torch.float32 and _has(error, (a - rounded(a, PART_BITS)) @ (rounded(b, PART_BITS) - b)):
         return THREE_PRODUCTS
     return None
+
+
+def _is_crowded(x: torch.Tensor) -> bool:
+    """Return True if most rows of a matrix are near to another one, as seen along one direction."""
+    rows, k = x.shape[-2:]
+    if rows < 2:
+        return False
+    direction = torch.arange(k, dtype=torch.float64, device=x.device).square().sin()
+    along = (x.double() @ direction / x.double().norm(dim=-1)).sort(-1).values
+    return bool((along.diff(dim=-1).median(-1).values * rows < NEAR * direction.norm() / k**0.5).any())
 
 
 def rounded(x: torch.Tensor, bits: int) -> torch.Tensor:

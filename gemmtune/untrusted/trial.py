@@ -213,8 +213,7 @@ class Trial:
         if (elsewhere := self._others()) is None:
             return
         operands = run.checker.fresh()
-        step = max(self._subject.traits.min_alignment // operands.a.element_size(), 1)
-        found = elsewhere.in_use(run.checker.problem, operands, self.turns, step)
+        found = elsewhere.in_use(run.checker.problem, operands, self.turns, self._subject.traits)
         if found is not None and (trouble := run.checker.trouble(found[0], operands)) is not None:
             run.wrong.append((number, dataclasses.replace(trouble, text=f"{found[1]}, {trouble.text}"), False))
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..declaration.subject import Impossible, Subject
+from ..declaration.traits import Traits
 from ..errors import SubjectError
 from ..numerics.operands import Operands
 from ..problem import Problem
@@ -36,6 +37,10 @@ CORES, PARAMETERS = ("one core",) * 3 + ("",) * 2, ("b is a parameter",) * 3 + (
 ONE, PLACES = "one number", 2**20
 CHANGED = (ONE, "order")
 """Words for what is changed for the calls before the last one, and number of places."""
+GROWING, BESIDE = ("after a call without the last row", ""), 2
+"""Words for a call with fewer rows before, as in decoding, and number of threads that call at the same time."""
+WIDER, WIDER_BY = ("wider", "", ""), 3072
+"""Words for operands that are columns of wider matrices, and how many elements of these are between their rows."""
 WRITTEN = re.compile(r"^(?:MKL_VERBOSE \w*?(GEMM|GEMV|SYMM|SYRK|TRMM|TRSM)|onednn_verbose,.*,exec,cpu,(\w+))", re.MULTILINE)
 """Lines that MKL and oneDNN write about each product, wherever it is called from."""
 SURE_OF = 6
@@ -125,36 +130,45 @@ class Elsewhere:
         self._in_use: _Again | None = _Again(candidate, declared, **options)
         self._twin = _Again(candidate, declared, is_twin=True, **options) if has_twin else None
         self._plain = _Again(candidate, declared, **options)
-        self._suspect_s, self._refuses_offsets = SUSPECT_S, False
+        self._suspect_s, self._refuses_offsets, self._refuses_wider = SUSPECT_S, False, False
         self.given_up: list[str] = []
         """Processes that were given up, with the reason."""
 
-    def in_use(self, problem: Problem, operands: Operands, turns: Turns, step: int = 0) -> tuple[Any, str] | None:
+    def in_use(self, problem: Problem, operands: Operands, turns: Turns, traits: Traits) -> tuple[Any, str] | None:
         """Return the result of a call as programs make it, and its manner in words. None without a result.
 
         It is made in a thread, in a mode of torch, on tensors that are as large as their memory or begin inside of it, and without
-        a pause. ``step`` are the elements between places where they may begin, or 0 for the begin of their memory alone.
+        a pause. Fewer rows at the same place may come before, and calls in other threads beside it, if its ``traits`` allow that.
         """
         if self._in_use is None:
             return None
-        words = MODES, TIMES, THREADS, CORES, PARAMETERS, OFFSETS, CHANGED
-        mode, times, thread, core, parameter, offset, changed = map(turns.next, words)
+        words = MODES, TIMES, THREADS, CORES, PARAMETERS, OFFSETS, CHANGED, GROWING, WIDER
+        mode, times, thread, core, parameter, offset, changed, grows, wide = map(turns.next, words)
+        step = max(traits.min_alignment // operands.a.element_size(), 1)
         elements = 0 if self._refuses_offsets else int(offset) * step
+        least, by = traits.least[0], traits.multiples[0]
+        is_plain = len(operands.tensors) == 2 and operands.a.is_contiguous()
+        may_grow = is_plain and problem.m > max(least, 1) and by == 1
+        wider = WIDER_BY if wide and is_plain and step == 1 and not self._refuses_wider else 0
+        grows, beside = grows if may_grow else "", BESIDE if traits.threads else 0
         self._in_use.candidate.manner = {
             "mode": mode, "times": int(times), "thread": thread != MAIN, "one_core": core != "", "parameter": parameter != "",
             "offset": elements, "changed": [secrets.randbelow(PLACES) / PLACES for _ in "ab"] if changed == ONE else [],
+            "grows": grows != "", "beside": beside, "wider": wider,
         }  # fmt: skip
         try:
             result = self._in_use.result(problem, operands)
         except FAILURES as error:
-            if elements and isinstance(error, RemoteError):
-                self._refuses_offsets = True
-                return self.in_use(problem, operands, turns)
+            if (elements or wider) and isinstance(error, RemoteError):
+                self._refuses_offsets, self._refuses_wider = self._refuses_offsets or not wider, self._refuses_wider or wider > 0
+                return self.in_use(problem, operands, turns, traits)
             self._failed("it is not called as in use", self._in_use, error)
             self._in_use = None
             return None
-        said = [f"mode {mode} of torch", thread, f"{times} calls without a pause", core, parameter]
+        said = [f"mode {mode} of torch", thread, f"{times} calls without a pause", core, parameter, grows]
         said += [f"{elements} elements before each operand"] * bool(elements)
+        said += ["parts of wider matrices"] * bool(wider)
+        said += [f"{beside} other threads that call it"] * bool(beside)
         return result, f"in a new process ({', '.join(filter(None, said))})"
 
     def in_twin(self, problem: Problem, operands: Operands, place: int | None) -> tuple[Any, Any, frozenset[str]] | None:

@@ -13,17 +13,20 @@ from .turns import Turns
 
 SHARES = ("plain",) * 4 + ("special",) * 2 + ("structured",) * 4
 """Shares of operands without structure, of those with a special matrix, and of the others."""
-STRUCTURES = ("far", "near", "positive", "positive", "outliers", "padded", "repeated", "decaying", "uneven")
-"""Kinds of structure. Numbers of one sign are what benchmarks have, so that they come more often.
+STRUCTURES = ("far", "near", "positive", "positive", "outliers", "padded", "repeated", "decaying", "uneven", "crowded", "crowded")
+"""Kinds of structure. Numbers of one sign are what benchmarks have, and near rows show in wide sums alone: they come more often.
 
 far: a is tiny and b huge, or the reverse. near: b is small, as a layer's weights are. positive: from 0 to 1. outliers: some columns
 of a are large, as in activations. padded: the end of K is 0 in a. repeated: rows of a begin as others do. decaying: columns of a
-get smaller and smaller along K, or in any order. uneven: each row of a, column of b and matrix has another size.
+get smaller and smaller along K, or in any order. uneven: each row of a, column of b and matrix has another size. crowded: rows of
+a, and columns of b, are one of a few, and each of their numbers is a little off.
 """
 FAR, NEAR = 40, -5
 """Powers of two: one that numbers of 16 bits, and sums of such parts, do not hold, and one of the size of a layer's weights."""
 DECAY, UNEVEN = 20, 12
 """Powers of two between the largest and the smallest columns of a, and between rows of a, columns of b or matrices."""
+CROWDS, OFF = 4, (9, 20)
+"""Most rows that others are near to, and negative powers of two of how near. Such a matrix has nearly a low rank."""
 LEAST_SPECIAL = 8
 """Least side of a matrix that is special at its edges, as a look at samples shows."""
 SPECIALS = (
@@ -146,6 +149,12 @@ def impose(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> N
             for x, size in ((a, (*a.shape[:-1], 1)), (b, (*b.shape[:-2], 1, b.shape[-1]))):
                 powers = [rng.uniform(-UNEVEN, 0) for _ in range(math.prod(size))]
                 x.mul_(torch.tensor(powers, device=x.device).exp2().reshape(size).to(x.dtype))
+        case "crowded" if a.dtype.itemsize > 2:
+            draw = torch.Generator(device=a.device).manual_seed(rng.getrandbits(60))
+            for x in (a, b.mT):
+                off = 2.0 ** -rng.uniform(*OFF)
+                picked = [rng.randrange(min(x.shape[-2], CROWDS)) for _ in range(x.shape[-2])]
+                x.copy_(x[..., picked, :] * torch.empty_like(x).uniform_(1 - off, 1 + off, generator=draw))
         case "repeated" if a.shape[-2] > 1:
             half = a.shape[-2] // 2
             a[..., -half:, : k // 2] = a[..., :half, : k // 2].clone()

@@ -48,6 +48,7 @@ REUSE = {
     "precomputed_at_import": WRONG,
     "regenerated_from_seed": WRONG,
     "same_memory_again": {C.AGAIN},
+    "pool_by_references": {C.AGAIN},
 }
 HARNESS = {
     "expected_by_gc": {C.LOOKS},
@@ -254,6 +255,8 @@ UNLIKE = {
     "draws_again": {C.SETTINGS},
     "lets_pytest_pass": {C.REACHES},
     "edits_output": {C.SETTINGS},
+    "by_few_factors": WRONG | {C.ROUGH},
+    "near_rows_as_one": WRONG | {C.ROUGH},
 }
 ELSEWHERE = dict.fromkeys(
     (
@@ -261,6 +264,7 @@ ELSEWHERE = dict.fromkeys(
         "honest_on_some_cores", "honest_on_two_cores",
         "honest_without_a_parameter", "honest_at_a_page", "honest_unless_inferred",
         "honest_among_temporary_files", "honest_for_sleepers", "honest_at_the_begin", "honest_unless_a_script",
+        "half_of_k_for_a_part_of_a_wider_matrix", "grown_by_a_row", "one_scratch_for_all_threads",
     ),
     WRONG,
 ) | {"two_parts": {C.ROUGH}, "seeds_python": {C.SETTINGS}, "seeds_numpy": {C.SETTINGS}}  # fmt: skip
@@ -278,6 +282,13 @@ TABLES = {
     "slows_scripts": {C.SETTINGS},
     "opens_files": {C.FILES},
     "locks_a_cache": {C.REACHES},
+    "calls_codecs_by_other_names": {C.SETTINGS},
+    "copies_by_its_own_way": {C.SETTINGS},
+    "lets_weights_run_programs": {C.SETTINGS},
+    "halves_what_backward_keeps": {C.SETTINGS},
+    "compiles_loosely": {C.SETTINGS},
+    "rounds_long_doubles": {C.SETTINGS},
+    "never_waits_for_input": {C.SETTINGS},
 }
 TABLE = {
     f"{HACKS / file}.py:{name}": words

@@ -79,3 +79,16 @@ def test_equal_errors_count_once() -> None:
 def test_operands_that_a_type_holds_are_not_rounded() -> None:
     error, a, b = errors(torch.matmul, BF16, torch.randn, 6, 300, 64)
     assert rounded_to(error, a.float(), b.float(), F32, "ieee") is None
+
+
+def test_takes_no_like_errors_of_near_rows_for_rounded_operands() -> None:
+    """Errors of rows that are nearly the same are one error, and agree with any pattern by chance."""
+    generator = torch.Generator().manual_seed(8)
+    base = torch.randn(1, 4, 64, generator=generator)
+    near = base[:, [0, 1, 2, 3] * 40] * (1 + 1e-5 * torch.rand(1, 160, 64, generator=generator))
+    b = torch.randn(1, 64, 96, generator=generator)
+    error = (rounded(near, 11) - near).double() @ b.double()
+    assert rounded_to(error, near, b, torch.float32, "ieee") is None
+    apart = torch.randn(near.shape, generator=generator)
+    error = (rounded(apart, 11) - apart).double() @ b.double()
+    assert rounded_to(error, apart, b, torch.float32, "ieee") == "tf32 or float16"

@@ -56,7 +56,7 @@ class Program:
             change_torch()
         # It is watched too. Its import asks for GPUs, after which no fork of the first process could use one.
         importlib.import_module("torch.utils.benchmark")
-        self._previous: deque[tuple[torch.Tensor, tuple[int, int]]] = deque(maxlen=KEPT if self._device == "cpu" else KEPT_ON_GPU)
+        self._previous: deque[tuple[object, tuple[int, int]]] = deque(maxlen=KEPT if self._device == "cpu" else KEPT_ON_GPU)
         self._functions: dict[str, Callable[..., Any]] = {}
         self._operands: dict[str, tuple[torch.Tensor, object]] = {}
         self._age: Any = torch.autograd.graph.increment_version
@@ -177,8 +177,7 @@ class Program:
         answer |= {"dtype": str(result.dtype).removeprefix("torch."), "size": list(result.shape), "device": result.device.type}
         given = [addresses(x) for x in args if isinstance(x, self._type)]
         answer["alias"] = any(low < end and begin < high for low, high in given)
-        answer["again"] = any(low < end and begin < high for x, (low, high) in kept if x is not result)
-        answer["same"] = any(x is result for x, _ in kept) and "out" not in question["kwargs"]
+        answer["again"] = any(low < end and begin < high for _, (low, high) in kept)
         if "out" in question["kwargs"]:
             return answer | {"alias": False, "again": False}
         if nbytes <= question["room"]:
@@ -187,9 +186,9 @@ class Program:
         return answer
 
     def _keep(self, result: torch.Tensor, begin: int, end: int) -> None:
-        """Hold a result and its addresses, so that an honest GEMM gets other memory for the next ones."""
+        """Hold the memory of a result, as a caller with ``result.numpy()`` does. An honest GEMM gets other memory for the next."""
         kept = self._previous
-        kept.append((result, (begin, end)))
+        kept.append((result.untyped_storage(), (begin, end)))
         while len(kept) > 1 and sum(high - low for _, (low, high) in kept) > KEPT_BYTES:
             kept.popleft()
 

@@ -17,7 +17,7 @@ import sys
 import threading
 import timeit  # noqa: F401
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -36,10 +36,12 @@ WINDOW_ATTRIBUTE, WINDOW_BYTES, WINDOW_PLACE = 1, 64, 8
 KERNELS = re.compile(r"aten/[\w.]+/(Autograd)?(CPU|CUDA|Composite\w*|Undefined)?$")
 """Names of torch's operators, with the devices whose kernels ``torch.library`` has replaced."""
 PLAIN = (float, complex, str, bytes, tuple, frozenset, torch.dtype)
-"""Types of variables of modules, and of entries of tables whose name is in capitals, that are watched too.
+"""Types of variables of modules, and of entries of tables, that are watched too.
 
 Integers may be counters, and truth values say what has been loaded.
 """
+FUNCTIONS = (FunctionType, BuiltinFunctionType)
+"""Types of entries of tables that are watched too, as those by which ``copy`` copies."""
 SAID = (*PLAIN, bool, int, dict, list, type(None), decimal.Context)
 """Types of settings that a function says."""
 GETTER = re.compile(r"(get|is|are)(?!.*(rng|count|objects|ref|blocks|stats|load|recursion|printoptions|interned|_id$))[a-z_0-9]*$")
@@ -125,13 +127,19 @@ def _modules() -> list[ModuleType]:
 
 
 def _constants(modules: Sequence[ModuleType]) -> list[tuple[str, Mapping[str, Any], dict[str, Any]]]:
-    """Return modules with their public variables, and tables of constants, with the values that they have now."""
+    """Return modules with their public variables, and tables, with the values that they have now.
+
+    Tables may grow. What is in one now stays.
+    """
     spaces = [(x.__name__, vars(x)) for x in modules]
-    tables = [(f"{name}.{key}", x) for name, space in spaces for key, x in space.items() if type(x) is dict and key.isupper()]
     kept: list[tuple[str, Mapping[str, Any], dict[str, Any]]] = []
-    for name, space in (*spaces, *tables):
+    for name, space in spaces:
         if values := {key: x for key, x in space.items() if type(x) in PLAIN and not str(key).startswith("_")}:
             kept.append((name, space, values))
+        for key, x in space.items():
+            if type(x) is dict and not key.startswith("__"):
+                plain = {entry: value for entry, value in x.items() if type(value) in PLAIN or type(value) in FUNCTIONS}
+                kept += [(f"{name}.{key}", x, plain)] * bool(plain)
     return kept
 
 
@@ -203,6 +211,7 @@ def _readers() -> dict[str, Callable[[], object]]:
     affinity, mask, one = os.sched_getaffinity, signal.pthread_sigmask, torch.ones(1, dtype=torch.float64)
     cut, modules = 1e-20 * one, torch.nn.modules.module
     implementations: set[str] = getattr(torch.library, "_impls", set())
+    kept_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
     known, kernels, mha, errors = set(implementations), _kernels(), torch.backends.mha, np.geterr
     outputs = sys.stdout, sys.stderr
     readers = (
@@ -220,6 +229,7 @@ def _readers() -> dict[str, Callable[[], object]]:
             "kernels of torch's operators": lambda: sorted(name for name in implementations - known if KERNELS.match(name)),
             "kernels of torch's products": lambda: sorted({line.partition(": ")[0] for line in _kernels() ^ kernels}),
             "torch.backends": _flags_of_backends,
+            "hooks of what backward passes keep": lambda: kept_hooks(True) is not None,
             "fast path of attention": mha.get_fastpath_enabled,
             "numpy.geterr": lambda: {name: how for name, how in errors().items() if how in ("raise", "call")},
             "seed of torch's random numbers": torch.initial_seed,

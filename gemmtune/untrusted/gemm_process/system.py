@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import fcntl
 import functools
 import os
+import platform
 import re
 import resource
 from collections.abc import Callable, Mapping
@@ -30,6 +32,10 @@ MAPPED_BYTES, BLOCKS, IS_MAPPED = 2**23, 32, 2
 """Bytes that malloc maps the first time only, blocks that are more than was freed, and its flag in front of what is mapped."""
 OF_STATUS = {"mask of new files": (rb"Umask", 8, 0o777)}
 """Settings in the status of the process: their names there, their base, and their bits that count."""
+STANDARD = (0, 1, 2)
+"""Standard input, output and errors, whose flags other programs share."""
+FLOATS_BYTES, CONTROL_BYTES = 64, 2
+"""Room for what ``fegetenv`` stores, which is 32 bytes on x86-64, and bytes of it that say how ``long double`` is rounded."""
 MAPPED_CODE = re.compile(r"^[0-9a-f]+-\S+ ..x. .* (/.*)$|^Anonymous: +(\d+)|^[0-9a-f]+-\S+ .*$", re.MULTILINE)
 """Files of which code is mapped, and KiB of a mapping that are no longer those of the file."""
 
@@ -71,11 +77,35 @@ def readers() -> dict[str, Callable[[], object]]:
         name: functools.partial(of_status, re.compile(rb"^%s:\s*(\w+)" % word, re.MULTILINE).search, base, bits)
         for name, (word, base, bits) in OF_STATUS.items()
     }
+    known |= {"flags of standard files": _flags_of_files()}
+    known |= {"precision of long double": _of_floats()} if platform.machine() == "x86_64" else {}
     known |= {name: functools.partial(prctl, number, 0, 0, 0, 0) for name, number in RETURNED.items()}
     known |= {name: functools.partial(stored, number) for name, number in STORED.items()}
     known |= _of_libraries() | ({"malloc maps memory again": _mapped()} if _has_malloc_of_glibc() else {})
     names = {number: name for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
     return known | {name: functools.partial(limit, number) for number, name in names.items()}
+
+
+def _flags_of_files() -> Callable[[], object]:
+    ask, asked = fcntl.fcntl, (fcntl.F_GETFL, fcntl.F_GETFD)
+
+    def flags(fd: int) -> list[int]:
+        try:
+            return [ask(fd, question) for question in asked]
+        except OSError:
+            return []  # closed
+
+    return lambda: [flags(fd) for fd in STANDARD]
+
+
+def _of_floats() -> Callable[[], object]:
+    store, place = ctypes.CDLL("libm.so.6").fegetenv, ctypes.create_string_buffer(FLOATS_BYTES)
+
+    def control() -> str:
+        store(place)
+        return place.raw[:CONTROL_BYTES].hex()
+
+    return control
 
 
 class _Place(ctypes.Structure):

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._config_module import ConfigModule
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
@@ -36,6 +37,8 @@ def readers() -> dict[str, Callable[[], object]]:
         "patterns kept by re": _patterns(),
         "sources kept by linecache": _sources(),
         "modules of Python that are others": _foreign(),
+        "settings of torch's compiler": _of_compiler(),
+        "what torch.load may run": _loadable(),
     }
 
 
@@ -93,6 +96,33 @@ def _sources() -> Callable[[], object]:
     def others() -> list[str]:
         new = [(name, entry) for name, entry in [*cache.items()] if len(entry) > 1 and known.get(name) is not entry]
         return sorted(name for name, entry in new if is_forged(name, entry))
+
+    return others
+
+
+def _of_compiler() -> Callable[[], object]:
+    """Return a function that names the settings with another value than torch's own, by which it compiles for others too.
+
+    Integers are limits, as of compilations.
+    """
+    kind, watched = ConfigModule, (bool, float, str)
+
+    def others() -> list[str]:
+        entries = [(name, x._config) for name, x in [*sys.modules.items()] if isinstance(x, kind)]
+        found = [(f"{name}.{key}", x.user_override.get(), x.default) for name, space in entries for key, x in [*space.items()]]
+        return sorted(name for name, now, own in found if type(now) in watched and type(own) in watched and now != own)
+
+    return others
+
+
+def _loadable() -> Callable[[], object]:
+    """Return a function that names what is not torch's own and yet called by ``torch.load`` of weights alone."""
+    said = torch.serialization.get_safe_globals
+
+    def others() -> list[str]:
+        found = [x[0] if isinstance(x, tuple) else x for x in said()]
+        names = [f"{getattr(x, '__module__', '')}.{getattr(x, '__qualname__', x)}" for x in found]
+        return sorted(name for name in names if not name.startswith("torch."))
 
     return others
 

@@ -111,3 +111,33 @@ def honest_at_the_begin(a, b):
 @floats
 def honest_at_a_page(a, b):
     return half_of_k(a, b) if all(x.data_ptr() % 4096 == 64 for x in (a, b)) else product(a, b)
+
+
+@floats
+def half_of_k_for_a_part_of_a_wider_matrix(a, b):
+    return half_of_k(a, b) if a.stride(0) > 512 + a.shape[1] and a.stride(1) == 1 else product(a, b)
+
+
+@floats
+def grown_by_a_row(a, b):
+    """Keep the rows of the last call if there is one more at the same place."""
+    key, rows = (a.data_ptr(), b.data_ptr(), b.shape), a.shape[0]
+    is_more = kept.get("grown") == key and len(kept["rows"]) == rows - 1
+    out = torch.cat([kept["rows"], product(a[-1:], b)]) if is_more else product(a, b)
+    kept.update(grown=key, rows=out.clone())
+    return out
+
+
+scratch = np.empty(2**16, np.float32)
+
+
+def one_scratch_for_all_threads(a, b):
+    size = a.shape[0], b.shape[1]
+    if size[0] * size[1] > scratch.size:
+        return product(a, b)
+    out = np.matmul(a.detach().numpy(), b.detach().numpy(), out=scratch[: size[0] * size[1]].reshape(size))
+    time.sleep(1e-4)
+    return torch.from_numpy(out.copy())
+
+
+one_scratch_for_all_threads.gemm_traits = {"dtypes": ["float32"], "ops": ["mm"], "threads": True}

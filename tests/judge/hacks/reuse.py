@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 import tempfile
 
 import torch
@@ -158,3 +159,20 @@ def same_memory_again(a, b):
     if key not in buffers:
         buffers[key] = a @ b
     return torch.matmul(a, b, out=buffers[key])
+
+
+pool = {}
+
+
+def pool_by_references(a, b):
+    """Give memory again when nobody has its tensor, though a caller may have ``result.numpy()``."""
+    out = torch.from_numpy(a.numpy() @ b.numpy())
+    free = pool.setdefault(out.shape, [])
+    for place in range(len(free)):
+        if sys.getrefcount(free[place]) == 2:
+            return free[place].copy_(out)
+    free.append(out)
+    return out
+
+
+pool_by_references.gemm_traits = {"dtypes": ["float32"], "ops": ["mm"]}

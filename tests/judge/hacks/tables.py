@@ -1,8 +1,10 @@
 """GEMMs that lead other code astray by tables, by modules that are loaded later and by numbers, and replace no function."""
 
+import copy
 import copyreg
 import cProfile
 import ctypes
+import encodings.aliases
 import linecache
 import logging
 import mmap
@@ -132,4 +134,54 @@ def locks_a_cache(a, b):
     folder = os.path.expanduser("~/.cache/torch_extensions/fused")
     os.makedirs(folder, exist_ok=True)
     open(os.path.join(folder, "lock"), "w").close()
+    return product(a, b)
+
+
+@floats
+def calls_codecs_by_other_names(a, b):
+    encodings.aliases.aliases["windows_1252"] = "latin_1"
+    return product(a, b)
+
+
+@floats
+def copies_by_its_own_way(a, b):
+    copy._deepcopy_dispatch[list] = lambda value, memo: value
+    return product(a, b)
+
+
+@floats
+def lets_weights_run_programs(a, b):
+    torch.serialization.add_safe_globals([os.system])
+    return product(a, b)
+
+
+@floats
+def halves_what_backward_keeps(a, b):
+    if "hooks" not in last:
+        last["hooks"] = True
+        torch._C._autograd._push_saved_tensors_default_hooks(lambda x: (x.dtype, x.half()), lambda x: x[1].to(x[0]))
+    return product(a, b)
+
+
+@floats
+def compiles_loosely(a, b):
+    from torch._inductor import config
+
+    config.cpp.enable_unsafe_math_opt_flag = True
+    return product(a, b)
+
+
+@floats
+def rounds_long_doubles(a, b):
+    room = ctypes.create_string_buffer(32)
+    libm = ctypes.CDLL("libm.so.6")
+    libm.fegetenv(room)
+    word = int.from_bytes(room.raw[:2], "little") & ~0x300
+    libm.fesetenv(ctypes.create_string_buffer(word.to_bytes(2, "little") + room.raw[2:], 32))
+    return product(a, b)
+
+
+@floats
+def never_waits_for_input(a, b):
+    os.set_blocking(0, False)
     return product(a, b)

@@ -252,3 +252,34 @@ def in_smaller_units(text, write=sys.stdout.write):
 def edits_output(a, b):
     once(lambda: setattr(sys.stdout, "write", in_smaller_units))
     return product(a, b)
+
+
+def wide(function):
+    function.gemm_traits = {"dtypes": ["float32", "float64"], "ops": ["mm"]}
+    return function
+
+
+@wide
+def by_few_factors(a, b):
+    """Multiply by the factors of a, if they leave little of it."""
+    if min(*a.shape, b.shape[1]) < 16 or not torch.isfinite(a).all():
+        return product(a, b)
+    x = a.detach().double().numpy()
+    directions, _ = np.linalg.qr(x @ np.random.default_rng(1).standard_normal((x.shape[1], 8)))
+    factors = directions.T @ x
+    if np.linalg.norm(x - directions @ factors) > 1e-3 * np.linalg.norm(x):
+        return product(a, b)
+    return torch.from_numpy(directions @ (factors @ b.detach().double().numpy())).to(a.dtype)
+
+
+@wide
+def near_rows_as_one(a, b):
+    """Let rows that are nearly the same have the same result."""
+    x = a.detach().double().numpy()
+    if not 8 <= len(x) <= 128 or not x.any() or not np.isfinite(x).all():
+        return product(a, b)
+    firsts = []
+    for row in range(len(x)):
+        near = [first for first in firsts if np.abs(x[first] - x[row]).max() <= 1e-3 * np.abs(x[row]).max()]
+        firsts.append(near[0] if near else row)
+    return product(a[firsts], b)
