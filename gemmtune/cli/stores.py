@@ -241,7 +241,7 @@ def prune(older: float | None, dry_run: bool, json_file: str | None) -> None:
 
 
 class _Contents:
-    """All records of a store, read once and without a lock, so that others can write to it meanwhile."""
+    """All records of a store, read once and without a lock, so that others can write to it then."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.rows, self.limits, self.ranged = store, store.every_row(), store.every_limit(), store.every_ranged()
