@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import textwrap
@@ -224,7 +225,7 @@ def forget(shapes: Sequence[str], match: str | None, here: bool, every: bool, dr
         got = "conditions too" if every else "nothing to forget"
         raise click.UsageError(f"store forget: got {got}, expected SHAPE, --match or --here, or else --all alone")
 
-    _remove(lambda x: every if isinstance(x, Limit) else wanted.chooses(x), dry_run, json_file)
+    _remove(_Contents(opened(checked=False)), lambda x: every if isinstance(x, Limit) else wanted.chooses(x), dry_run, json_file)
 
 
 def prune(older: float | None, dry_run: bool, json_file: str | None) -> None:
@@ -232,21 +233,30 @@ def prune(older: float | None, dry_run: bool, json_file: str | None) -> None:
     machines = machines_here()
     here = [json.loads(text) for text in machines]
     before = "" if older is None else (datetime.now(UTC) - timedelta(days=older)).isoformat(timespec="microseconds")
+    outdated = functools.cache(lambda fingerprint: _outdated(fingerprint, here))
+    contents = _Contents(opened(checked=False))
     with announced("looking for older kernels"):
-        useless = _useless(opened(), machines)
-    _remove(lambda x: x.measured_at < before or _outdated(x.fingerprint, here) or x.identity in useless, dry_run, json_file)
+        useless = _useless(contents, machines)
+    _remove(contents, lambda x: x.measured_at < before or outdated(x.fingerprint) or x.identity in useless, dry_run, json_file)
 
 
-def _useless(store: Store, machines: Mapping[str, DeviceInfo]) -> set[tuple[str, ...]]:
+class _Contents:
+    """All records of a store, read once and without a lock, so that others can write to it then."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.rows, self.limits, self.ranged = store, store.every_row(), store.every_limit(), store.every_ranged()
+
+
+def _useless(store: _Contents, machines: Mapping[str, DeviceInfo]) -> set[tuple[str, ...]]:
     """Return the identities of what this version of gemmtune cannot read, and of these machines' kernels that it does not have."""
     found, scopes, chosen = set[tuple[str, ...]](), dict[tuple[str, str], list[Row]](), settings.current()
-    for row in store.every_row():
+    for row in store.rows:
         scopes.setdefault(row.scope, []).append(row)
     for (key, fingerprint), rows in scopes.items():
         problem, device = stored_problem(key), machines.get(fingerprint)
         hashes = older_kernels(rows, problem, device, chosen) if problem is not None and device is not None else set()
         found |= {x.identity for x in rows if problem is None or x.content_hash in hashes}
-    for fact in (x for x in store.every_ranged() if x.kind in KINDS):
+    for fact in (x for x in store.ranged if x.kind in KINDS):
         segments, problem, device = segments_of(fact), stored_problem(fact.key), machines.get(fact.fingerprint)
         older = not segments or problem is None
         if problem is not None and device is not None:
@@ -263,9 +273,11 @@ def _outdated(fingerprint: str, here: Sequence[dict[str, str]]) -> bool:
     return bool(same) and not any(all(fields.get(name) == x.get(name) for name in VERSIONS) for x in same)
 
 
-def _remove(chosen: Callable[[Removable], bool], dry_run: bool, json_file: str | None) -> None:
-    store = opened()
-    rows, limits, ranged = store.change(lambda database: database.remove(chosen, dry_run=dry_run))
+def _remove(contents: _Contents, chosen: Callable[[Removable], bool], dry_run: bool, json_file: str | None) -> None:
+    store = contents.store
+    rows, limits, ranged = ([*filter(chosen, found)] for found in (contents.rows, contents.limits, contents.ranged))
+    if not dry_run:
+        store.change(lambda database: database.remove(rows, limits, ranged))
     problems = sorted({problem_text(row.key) for row in rows})
     if json_file != STDOUT:
         for text in problems:

@@ -5,7 +5,7 @@ import errno
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -251,26 +251,21 @@ class Database:
         for fact in ranged:
             connection.execute(_UPSERT_RANGED, (fact.key, fact.fingerprint, *fact.record, fact.checksum))
 
-    def remove(
-        self, chosen: Callable[[Row | Limit | Ranged], bool], *, dry_run: bool
-    ) -> tuple[list[Row], list[Limit], list[Ranged]]:
-        """Remove the chosen records in one transaction, unless ``dry_run``, and problems without rows. Return the records."""
+    def remove(self, rows: Iterable[Row], limits: Iterable[Limit], ranged: Iterable[Ranged]) -> None:
+        """Remove records that were read before, and problems without rows. What was measured again since then stays."""
+        scope = "(SELECT id FROM scopes WHERE key = ? AND fingerprint = ?)"
+        places = (
+            (f"measurements WHERE scope = {scope} AND content_hash = ?", rows),
+            ("limits WHERE fingerprint = ? AND name = ?", limits),
+            ("ranged WHERE key = ? AND fingerprint = ? AND kind = ?", ranged),
+        )
         with self.transaction():
-            rows, limits = list(filter(chosen, self.every_row())), list(filter(chosen, self.limits()))
-            ranged = list(filter(chosen, self.ranged()))
-            if dry_run:
-                return rows, limits, ranged
             connection = self.connection()
-            for row in rows:
-                where = (self._scope(*row.scope), row.content_hash)
-                connection.execute("DELETE FROM measurements WHERE scope = ? AND content_hash = ?", where)
+            for place, records in places:
+                values = ((*x.identity, x.measured_at) for x in records)
+                connection.executemany(f"DELETE FROM {place} AND measured_at = ?", values)
             connection.execute("DELETE FROM scopes WHERE id NOT IN (SELECT scope FROM measurements)")
-            for limit in limits:
-                connection.execute("DELETE FROM limits WHERE fingerprint = ? AND name = ?", (limit.fingerprint, limit.name))
-            for fact in ranged:
-                connection.execute("DELETE FROM ranged WHERE key = ? AND fingerprint = ? AND kind = ?", fact.identity)
             self._cache.clear()
-        return rows, limits, ranged
 
     def _scope(self, key: str, fingerprint: str) -> int:
         connection = self.connection()

@@ -21,7 +21,7 @@ from gemmtune.selector.offers import offers_for
 from gemmtune.selector.result import HOST_US
 from gemmtune.selector.segments import Segment, Table
 from gemmtune.store.database import Database
-from gemmtune.store.key import canonical, fingerprint_text
+from gemmtune.store.key import canonical, fingerprint_text, now
 from gemmtune.store.store import Ranged, Row, Store
 
 PROBLEM = Problem.mm(16, 4096, 4096, dtype=torch.float32, device_type="cpu")
@@ -176,6 +176,23 @@ def test_prune_removes_older_kernels_of_this_machine(capsys, own_store):
     assert "1 row of 1 problem, 1 table and 0 limits removed" in capsys.readouterr().out
     assert {x.content_hash for x in Store.open(own_store).every_row()} == {known.content_hash, "library", "elsewhere"}
     assert [x.kind for x in Store.open(own_store).every_ranged()] == ["segments"]
+
+
+def test_prune_lets_others_write_and_keeps_what_they_measured(monkeypatch, varied):
+    """The older kernels of a large store take minutes to find."""
+    old = dataclasses.replace(ROWS[0], fingerprint=OLD)
+    kept = dataclasses.replace(old, time_us=1.0, measured_at=now())
+    outdated = dataclasses.replace(old, content_hash="other")
+
+    def meanwhile(rows, *_):
+        with contextlib.closing(Store.open(varied, busy_timeout_s=0.1)) as store:
+            store.put([kept])
+        return set()
+
+    Store.open(varied).put([old, outdated, dataclasses.replace(old, fingerprint=HERE)])
+    monkeypatch.setattr("gemmtune.cli.stores.older_kernels", meanwhile)
+    assert cli.run(["store", "prune"]) == 0
+    assert [x for x in Store.open(varied).every_row() if x.fingerprint == OLD] == [kept]
 
 
 @pytest.mark.parametrize(
