@@ -149,7 +149,8 @@ class Elsewhere:
         least, by = traits.least[0], traits.multiples[0]
         is_plain = len(operands.tensors) == 2 and operands.a.is_contiguous()
         may_grow = is_plain and problem.m > max(least, 1) and by == 1
-        wider = WIDER_BY if wide and is_plain and step == 1 and not self._refuses_wider else 0
+        may_widen = is_plain and step == 1 and "padded" in (traits.layouts or ("padded",))  # undeclared layouts are tried
+        wider = WIDER_BY if wide and may_widen and not self._refuses_wider else 0
         grows, beside = grows if may_grow else "", BESIDE if traits.threads else 0
         self._in_use.candidate.manner = {
             "mode": mode, "times": int(times), "thread": thread != MAIN, "one_core": core != "", "parameter": parameter != "",

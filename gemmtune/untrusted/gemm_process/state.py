@@ -137,7 +137,7 @@ def _constants(modules: Sequence[ModuleType]) -> list[tuple[str, Mapping[str, An
         if values := {key: x for key, x in space.items() if type(x) in PLAIN and not str(key).startswith("_")}:
             kept.append((name, space, values))
         for key, x in space.items():
-            if type(x) is dict and not key.startswith("__"):
+            if type(x) is dict and not key.startswith("__") and name != "linecache":  # ``tables`` watches its sources
                 plain = {entry: value for entry, value in x.items() if type(value) in PLAIN or type(value) in FUNCTIONS}
                 kept += [(f"{name}.{key}", x, plain)] * bool(plain)
     return kept

@@ -116,13 +116,17 @@ def _of_compiler() -> Callable[[], object]:
 
 
 def _loadable() -> Callable[[], object]:
-    """Return a function that names what is not torch's own and yet called by ``torch.load`` of weights alone."""
-    said = torch.serialization.get_safe_globals
+    """Return a function that names what of Python itself ``torch.load`` of weights alone may call, such as ``os.system``.
+
+    Packages add classes of their own, and harmless ones of Python, whose files they read.
+    """
+    said, modules, kind = torch.serialization.get_safe_globals, frozenset(sys.stdlib_module_names), type
 
     def others() -> list[str]:
         found = [x[0] if isinstance(x, tuple) else x for x in said()]
-        names = [f"{getattr(x, '__module__', '')}.{getattr(x, '__qualname__', x)}" for x in found]
-        return sorted(name for name in names if not name.startswith("torch."))
+        names = [(getattr(x, "__module__", None) or "", getattr(x, "__qualname__", str(x)), isinstance(x, kind)) for x in found]
+        roots = [(module.partition(".")[0], f"{module}.{name}", is_class) for module, name, is_class in names]
+        return sorted(text for root, text, is_class in roots if root in modules and (not is_class or root == "subprocess"))
 
     return others
 
