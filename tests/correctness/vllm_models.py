@@ -37,11 +37,12 @@ def write_config(folder: Path, quantization: dict[str, Any] | None = None, *, ex
     return folder
 
 
-def write_model(folder: Path, method: str = "") -> Path:
+def write_model(folder: Path, method: str = "", *, widened: bool = False) -> Path:
     """Write a checkpoint whose layers all show in its tokens.
 
     Its weights are bfloat16, or of four bits by ``gptq`` (symmetric) or ``awq`` (with zero points), or ``experts`` stand in place
-    of its MLPs. vLLM's own ``dummy`` weights are so small that a wrong product changes no token.
+    of its MLPs. ``widened`` writes those of four bits in bfloat16, which has them exactly. vLLM's own ``dummy`` weights are so
+    small that a wrong product changes no token.
     """
     from safetensors.torch import save_file
 
@@ -55,14 +56,14 @@ def write_model(folder: Path, method: str = "") -> Path:
     layer |= _experts() if experts else MLP
     for i in range(LAYERS):
         for name, (k, n) in layer.items():
-            parts = _int4(method, k, n, draw) if method else {"weight": _normal(n, k, draw) / k**0.5}
+            parts = _int4(method, k, n, draw, widened) if method else {"weight": _normal(n, k, draw) / k**0.5}
             weights |= {f"model.layers.{i}.{name}.{part}": x for part, x in parts.items()}
         for norm in ("input_layernorm", "post_attention_layernorm"):
             weights[f"model.layers.{i}.{norm}.weight"] = torch.ones(HIDDEN, dtype=torch.bfloat16)
     weights["model.norm.weight"] = torch.ones(HIDDEN, dtype=torch.bfloat16)
     weights["model.embed_tokens.weight"] = _normal(VOCABULARY, HIDDEN, draw)
     weights["lm_head.weight"] = _normal(VOCABULARY, HIDDEN, draw) / 16
-    write_config(folder, _quantization(method), experts=experts)
+    write_config(folder, None if widened else _quantization(method), experts=experts)
     save_file(weights, folder / "model.safetensors")
     return folder
 
@@ -84,15 +85,17 @@ def _normal(rows: int, columns: int, draw: torch.Generator) -> torch.Tensor:
     return torch.randn(rows, columns, generator=draw).bfloat16()
 
 
-def _int4(method: str, k: int, n: int, draw: torch.Generator) -> dict[str, torch.Tensor]:
+def _int4(method: str, k: int, n: int, draw: torch.Generator, widened: bool) -> dict[str, torch.Tensor]:
     numbers = torch.randint(0, 16, (k, n), generator=draw)
-    scales = (torch.rand(k // GROUP, n, generator=draw) * 0.02 + 0.005).bfloat16()
+    scales = torch.randint(5, 16, (k // GROUP, n), generator=draw).bfloat16() / 2**10  # four bits: products fit bfloat16
+    zeros = torch.full((k // GROUP, n), 7) if method == "gptq" else torch.randint(4, 12, (k // GROUP, n), generator=draw)
+    if widened:
+        beyond = zeros + (method == "gptq")  # GPTQ stores one less
+        return {"weight": ((numbers - beyond.repeat_interleave(GROUP, 0)) * scales.repeat_interleave(GROUP, 0)).t().contiguous()}
     if method == "gptq":
-        zeros = torch.full((k // GROUP, n), 7)
         group_of = (torch.arange(k) // GROUP).to(torch.int32)
         qweight = in_words(numbers.t(), range(8)).t().contiguous()
         return {"qweight": qweight, "qzeros": in_words(zeros, range(8)), "scales": scales, "g_idx": group_of}
-    zeros = torch.randint(4, 12, (k // GROUP, n), generator=draw)
     return {"qweight": in_words(numbers, AWQ_ORDER), "qzeros": in_words(zeros, AWQ_ORDER), "scales": scales}
 
 

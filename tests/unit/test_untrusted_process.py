@@ -14,6 +14,11 @@ from gemmtune.untrusted.gemm_process import first
 from gemmtune.untrusted.gemm_process.journal import _asker
 from gemmtune.untrusted.gemm_process.manners import in_manner
 
+PLAIN = {
+    "mode": "plain", "times": 1, "thread": False, "one_core": False, "parameter": False, "offset": 0, "changed": [],
+    "grows": False, "beside": 0, "wider": 0,
+}  # fmt: skip
+
 
 def test_a_gemm_is_called_as_programs_do() -> None:
     seen: list[tuple[object, ...]] = []
@@ -23,16 +28,34 @@ def test_a_gemm_is_called_as_programs_do() -> None:
         return len(seen)
 
     a, b, threads = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), torch.get_num_threads()
-    plain = {"mode": "plain", "times": 1, "thread": False, "one_core": False, "parameter": False, "offset": 0, "changed": []}
-    assert in_manner(gemm, plain)(a, b) == 1
+    assert in_manner(gemm, PLAIN)(a, b) == 1
     assert seen == [([1, 2], [3, 4], False, torch.Tensor, threads, threading.get_ident())]
     for changed, earlier in (([], ([2, 1], [4, 3])), ([0.5], ([1, 0], [3, 0]))):
         seen.clear()
-        other = {"mode": "inference", "times": 3, "thread": True, "one_core": True, "parameter": True, "offset": 3}
+        other = PLAIN | {"mode": "inference", "times": 3, "thread": True, "one_core": True, "parameter": True, "offset": 3}
         assert in_manner(gemm, other | {"changed": changed})(a, b) == 3, "the last result"
         assert [x[:5] for x in seen] == [(*x, True, torch.nn.Parameter, 1) for x in (earlier, earlier, ([1, 2], [3, 4]))]
         assert threading.get_ident() not in {x[5] for x in seen}
     assert torch.get_num_threads() == threads
+
+
+def test_a_gemm_is_called_with_fewer_rows_before_parts_of_wider_matrices_and_other_threads() -> None:
+    seen: list[tuple[object, ...]] = []
+    others = set[int]()
+
+    def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if (ident := threading.get_ident()) == threading.main_thread().ident:
+            seen.append((a.tolist(), a.stride(), b.stride(), a.data_ptr()))
+        else:
+            others.add(ident)
+        return a @ b
+
+    a, b = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.eye(2)
+    assert torch.equal(in_manner(gemm, PLAIN | {"grows": True, "beside": 2, "wider": 6})(a, b), a)
+    (before, *_, place), last = seen
+    assert before == [[2.0, 1.0]], "other numbers, and no last row"
+    assert last == (a.tolist(), (8, 1), (8, 1), place), "at the same place"
+    assert len(others) == 2
 
 
 def test_a_question_of_pythons_own_modules_is_that_of_their_caller() -> None:

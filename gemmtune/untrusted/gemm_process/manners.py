@@ -63,6 +63,7 @@ def calling(function: Callable[..., Any], beside: Sequence[Sequence[Any]], kwarg
 
     def work(args: Sequence[Any]) -> None:
         begun.wait()
+        function(*args, **kwargs)  # at least once
         while not ended.is_set():
             function(*args, **kwargs)
 
