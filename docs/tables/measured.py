@@ -151,7 +151,7 @@ def every_shape() -> str:
         environment = content["environment"]
         versions = {key: value for key, value in environment["versions"].items() if key in ("torch", "triton") and value}
         on = f"{environment['device']}, " + ", ".join(f"{key} {value}" for key, value in versions.items())
-        what = f"{ABOUT[name].capitalize()}. {on}. {NOTES.get(name, '')}".strip()
+        what = f"{ABOUT[name].capitalize()}. {on}.\n{NOTES.get(name, '')}".strip()
         parts.append(f"## {section(folder, name)}\n\n{what}\n\n```sh\n{command(content)}\n```\n\n{shape_table(content)}")
     return "\n".join(parts)
 
