@@ -57,15 +57,16 @@ def grow(function: Callable[..., Any], own: torch.Tensor, weights: Sequence[Any]
 
 
 @contextlib.contextmanager
-def calling(function: Callable[..., Any], beside: Sequence[Sequence[Any]], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Call a function in threads of their own for as long as the block works."""
+def calling(function: Callable[..., Any], beside: Sequence[Sequence[Any]], kwargs: Mapping[str, Any], mode: str) -> Iterator[None]:
+    """Call a function in a mode, in threads of their own, for as long as the block works."""
     ended, begun = threading.Event(), threading.Barrier(len(beside) + 1)
 
     def work(args: Sequence[Any]) -> None:
         begun.wait()
-        function(*args, **kwargs)  # at least once
-        while not ended.is_set():
-            function(*args, **kwargs)
+        with MODES[mode]():
+            function(*args, **kwargs)  # at least once
+            while not ended.is_set():
+                function(*args, **kwargs)
 
     with ThreadPoolExecutor(max(len(beside), 1)) as pool:
         works = [pool.submit(work, args) for args in beside]
@@ -91,21 +92,21 @@ def held(get: Callable[[], Any], put: Callable[[Any], object], value: Any) -> It
 
 
 def call_in_turn(
-    function: Callable[..., Any], calls: Sequence[Sequence[Any]], grows: bool, beside: Sequence[Sequence[Any]],
+    function: Callable[..., Any], calls: Sequence[Sequence[Any]], grows: bool, beside: contextlib.AbstractContextManager[None],
     kwargs: Mapping[str, Any],
 ) -> Any:  # fmt: skip
     """Call a function with each of the arguments, and return its last result.
 
     Args:
         grows: True for a call without the last row before the last one.
-        beside: arguments of threads that call it too during the last call.
+        beside: what is done during the last call.
     """
     *earlier, last = calls
     for args in earlier:
         function(*args, **kwargs)
     if grows:
         grow(function, last[0], last[1:])
-    with calling(function, beside, kwargs):
+    with beside:
         return function(*last, **kwargs)
 
 
@@ -139,7 +140,7 @@ def in_manner(function: Callable[..., Any], manner: Mapping[str, Any] | None) ->
             with held(lambda: cores(0), lambda x: set_cores(0, x), one), MODES[manner["mode"]]():
                 activations = [copied(first, offset, changed, wider) for changed in changes]
                 calls = [(own, *weights) for own, weights in zip(activations, given, strict=True)]
-                return call_in_turn(function, calls, manner["grows"], beside, kwargs)
+                return call_in_turn(function, calls, manner["grows"], calling(function, beside, kwargs, manner["mode"]), kwargs)
 
         with held(threads, set_threads, 1 if manner["one_core"] else None):
             return _thread.submit(work).result() if manner["thread"] else work()
