@@ -73,8 +73,8 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
     8: (_shape(128, 3, 64, 5), _shape(192, 2, 64, 5), _shape(256, 2, 64, 4)),
     4: (_shape(128, 3, 64, 4), _shape(192, 2, 64, 3), _shape(256, 2, 64, 3)),
 }
-"""Shapes by the bits of a weight. Three warp groups leave fewer blocks idle. On an H200, batches of another size, warp groups that
-take turns and blocks that share rows change times by 3% at most, and products of widened weights in shared memory take 1.2 times as long."""
+"""Shapes by the bits of a weight. Three warp groups leave fewer blocks idle. On an H200, other batches, warp groups that take turns
+and blocks that share rows change times by 3% at most; products of widened weights in shared memory take 1.2 times as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
