@@ -283,7 +283,7 @@ class Candidate:
 
     def _kind_of(self, how: str) -> Conduct | None:
         """Return the kind of an end, or None for the first time that the process was killed."""
-        signal, known = how.partition(";")[0], self._killed
+        signal, known = how.partition("\n")[0], self._killed
         self._killed = known or signal.endswith(KILLED)
         return Conduct.CRASHED if signal.endswith(CRASHES) else Conduct.ENDED if known == self._killed else None
 

@@ -276,7 +276,7 @@ class Fork:
             how = f"died by {signal.Signals(os.WTERMSIG(status)).name}"
         else:
             how = f"exited with status {os.WEXITSTATUS(status)}"
-        return how + (f"; the end of its output:\n{tail}" if (tail := _tail(self.output.fileno())) else "")
+        return how + (f"\nthe end of its output:\n{tail}" if (tail := _tail(self.output.fileno())) else "")
 
     def close(self) -> None:
         """End the process and all that it has started."""

@@ -13,6 +13,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -105,11 +106,15 @@ def _of_compiler() -> Callable[[], object]:
 
     Integers are limits, as of compilations.
     """
-    kind, watched = ConfigModule, (bool, float, str)
+    kind, variable, watched = ConfigModule, ContextVar, (bool, float, str)
+
+    def chosen(entry: Any) -> object:
+        value = entry.user_override  # in a context variable from torch 2.13 on
+        return value.get() if isinstance(value, variable) else value
 
     def others() -> list[str]:
         entries = [(name, x._config) for name, x in [*sys.modules.items()] if isinstance(x, kind)]
-        found = [(f"{name}.{key}", x.user_override.get(), x.default) for name, space in entries for key, x in [*space.items()]]
+        found = [(f"{name}.{key}", chosen(x), x.default) for name, space in entries for key, x in [*space.items()]]
         return sorted(name for name, now, own in found if type(now) in watched and type(own) in watched and now != own)
 
     return others
