@@ -46,6 +46,8 @@ ABOUT = {
     "unaligned-inductor-rest": "unaligned sizes, 9 shapes",
     "unaligned-inductor": "unaligned sizes, 5 shapes",
 }
+NOTES = {"middle-rows": "Every second shape of the file's grid of M and weight: they stand in front there."}
+"""Sentences about which shapes of a file were measured."""
 BASELINES = {
     "torch": "torch",
     "torch-best": "torch, best parameters",
@@ -80,28 +82,38 @@ def section(folder: str, name: str) -> str:
 
 
 @functools.cache
-def shapes_with(name: str) -> str | None:
-    """Return the file of shapes that has a name, relative to the repository."""
+def files_of_shapes() -> dict[str, list[str]]:
+    """Return the names of the shapes in each file of shapes, which is relative to the repository."""
+    found = {}
     for path in sorted(SHAPES.glob("*.json")):
         data = json.loads(path.read_text(encoding="utf-8"))
-        if any(entry.get("name") == name for entry in (data["shapes"] if isinstance(data, dict) else data)):
-            return path.relative_to(ROOT).as_posix()
-    return None
+        entries = data["shapes"] if isinstance(data, dict) else data
+        found[path.relative_to(ROOT).as_posix()] = [entry.get("name", "") for entry in entries]
+    return found
+
+
+def origin(content: dict[str, Any]) -> tuple[str, int]:
+    """Return the file of shapes that has all shapes of a result, and the number of its shapes that the result's options leave.
+
+    Raises:
+        ValueError: No file has all of them, or fewer were measured and they are not those in front, as ``--limit`` asks for them.
+    """
+    measured, pattern = [row["name"] for row in content["shapes"]], content["options"]["names"]
+    for path, names in files_of_shapes().items():
+        left = [name for name in names if re.search(pattern, name)]
+        if sorted(measured) == sorted(left) or measured == left[: len(measured)]:
+            return path, len(left)
+    raise ValueError(f"got the shapes {measured}, expected those in front of a file in {SHAPES}. Add them to one.")
 
 
 def command(content: dict[str, Any]) -> str:
     """Return the command that measures the shapes of a file."""
     options = content["options"]
-    words = [
-        "python",
-        "benchmarks/run.py",
-        "--shapes",
-        shapes_with(content["shapes"][0]["name"]) or "FILE",
-        "--device",
-        options["device"],
-    ]
+    path, shapes = origin(content)
+    words = ["python", "benchmarks/run.py", "--shapes", path, "--device", options["device"]]
     words += ["--against", ",".join(options["against"])]
     words += ["--only", options["names"]] if options["names"] else []
+    words += ["--limit", str(len(content["shapes"]))] if len(content["shapes"]) < shapes else []
     words += ["--backends", ",".join(options["backends"])] if options["backends"] else []
     words += ["--search", options["search"]] if options["search"] != "default" else []
     return shell(shlex.join(words))
@@ -139,10 +151,8 @@ def every_shape() -> str:
         environment = content["environment"]
         versions = {key: value for key, value in environment["versions"].items() if key in ("torch", "triton") and value}
         on = f"{environment['device']}, " + ", ".join(f"{key} {value}" for key, value in versions.items())
-        heading = section(folder, name)
-        parts.append(
-            f"## {heading}\n\n{ABOUT[name].capitalize()}. {on}.\n\n```sh\n{command(content)}\n```\n\n{shape_table(content)}"
-        )
+        what = f"{ABOUT[name].capitalize()}. {on}.\n{NOTES.get(name, '')}".strip()
+        parts.append(f"## {section(folder, name)}\n\n{what}\n\n```sh\n{command(content)}\n```\n\n{shape_table(content)}")
     return "\n".join(parts)
 
 

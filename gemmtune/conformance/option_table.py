@@ -70,8 +70,8 @@ class Values:
         "Test only these properties, such as integers,edges.", spelled="property", kind="words", metavar="NAME"
     )
     max_cases: int | None = _option(
-        "Run at most N cases: a sample of every property, operation and dtype. --seed selects another sample. Further cases are "
-        "drawn only if --max-examples is given.",
+        "Run a sample of N cases of every property, operation and dtype. Others take the place of those that the GEMM refuses. "
+        "--seed selects another sample. Further cases are drawn only if --max-examples is given.",
         kind="integer",
         metavar="N",
     )

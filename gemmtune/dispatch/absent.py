@@ -79,8 +79,9 @@ def older_kernels(stored: Sequence[Row | Segment], problem: Problem, device: Dev
             continue
         alone = dataclasses.replace(widest, backends=(backend,))
         names = {x.content_hash: x.name for x in stored if x.backend == backend}
-        made = {digest: named_choice(name, backend, problem, device, alone) for digest, name in names.items()}
-        left = {digest for digest, choice in made.items() if choice is None or choice.content_hash != digest}
+        made = {x: named_choice(name, backend, problem, device, alone, on_this_machine=False) for x, name in names.items()}
+        older |= {digest for digest, choice in made.items() if choice is not None and choice.content_hash != digest}
+        left = {digest for digest, choice in made.items() if choice is None}
         choices = legal_offers(problem, device, alone, on_this_machine=False).choices if left else ()
         left -= {c.content_hash for c in choices}
         older |= left - known_variants(choices, left, alone).keys()

@@ -134,7 +134,7 @@ def _plan(
     """Yield small shapes of all operations, timed ones of the first, others of sizes that its source names, and large ones."""
     op, *others = of_op
     layouts = {x: _layouts(subject, x, suite, trial.rng) for x in of_op}
-    dtypes = of_op[op]
+    dtypes = sorted(of_op[op], key=lambda dtype: dtype != "float32")  # on a busy machine one shape alone is timed
     turns = Counter[str]()
 
     def drawn(op: str, dtype: str, macs: int) -> Case:
@@ -144,8 +144,8 @@ def _plan(
         batch = trial.rng.choice(BATCHES[(number + number // 2) % 2]) if case.batched else 1
         return _drawn(trial, subject, case.changed(batch=batch), max(macs // batch, 1), square=number % SQUARE == 0)
 
-    in_turn = [dtypes[number % len(dtypes)] if dtypes else "float32" for number in range(2 + level.shapes)]
-    small = [(op, dtype, level.small_calls) for dtype in in_turn[:2]]
+    in_turn = [dtypes[number % len(dtypes)] if dtypes else "float32" for number in range(max(2, level.shapes))]
+    small, timed = [(op, dtype, level.small_calls) for dtype in in_turn[:2]], in_turn[: level.shapes]
     fewer = max(level.small_calls // 4, EACH_KIND)
     small += [(x, dtype, fewer) for _ in BATCHES for x in others for dtype in of_op[x][:1]]
     flat = [dict(zip("mnk", map(trial.rng.choice, ranges), strict=True)) for ranges in (DEEP, DECODING)]
@@ -156,7 +156,7 @@ def _plan(
     takes_s = EACH_KIND * decoding.m * decoding.n * decoding.k * trial.pace_s
     yield Planned(case=decoding, calls=EACH_KIND, profiled=level.profiled, sure=takes_s < level.named_s)
     largest = GPU_MACS if on_gpu else level.largest * PER_M
-    for number, dtype in enumerate(in_turn[2:]):
+    for number, dtype in enumerate(timed):
         quick = largest if on_gpu else min(largest, max(round(TIMED_S / trial.pace_s), LARGE_MACS))
         yield Planned(case=drawn(op, dtype, quick), calls=level.timed_calls, timed=True, profiled=level.profiled)
         if number == 0:
@@ -164,7 +164,7 @@ def _plan(
                 case = legal(_case(subject, op, trial.rng.choice(dtypes or ["float32"])).changed(m=m, n=n, k=k), subject)
                 sure = place < sizes.FIRST and m * n * k * trial.pace_s < level.named_s
                 yield Planned(case=case, calls=NAMED_CALLS, named=True, sure=sure)
-    for case in _untimed(subject, of_op, in_turn[2:], lambda op, dtype: drawn(op, dtype, min(largest, LARGE_MACS))):
+    for case in _untimed(subject, of_op, timed, lambda op, dtype: drawn(op, dtype, min(largest, LARGE_MACS))):
         yield Planned(case=case, calls=LARGE_CALLS, profiled=level.profiled)
 
 

@@ -80,14 +80,21 @@ def legal_offers(problem: Problem, device: DeviceInfo, settings: Settings, *, on
         return without(legal, lambda choice: choice.obstacle) if on_this_machine else legal
 
 
-def named_choice(name: str, backend: str, problem: Problem, device: DeviceInfo, settings: Settings) -> Choice | None:
-    """Return the legal choice with this name that passes the settings, or None; also None if the backend has to enumerate it."""
+def named_choice(
+    name: str, backend: str, problem: Problem, device: DeviceInfo, settings: Settings, *, on_this_machine: bool = True
+) -> Choice | None:
+    """Return the legal choice with this name that passes the settings, or None; also None if the backend has to enumerate it.
+
+    Without ``on_this_machine``, assume device, compilers and libraries to be present.
+    """
     found = load(backend)
     find = getattr(found, "named", None)
-    if find is None or backend not in enabled_backends(device, settings) or not found.available(device).ok:
+    if find is None or backend not in enabled_backends(device, settings):
+        return None
+    if on_this_machine and not found.available(device).ok:
         return None
     made = find(name, problem, device)
-    usable = (made,) if made is not None and made.obstacle is None else ()
+    usable = (made,) if made is not None and not (on_this_machine and made.obstacle) else ()
     return next(iter(_passed(usable, settings)), None)
 
 

@@ -21,6 +21,7 @@ from ..errors import SubjectError
 from ..numerics.operands import Operands
 from ..problem import Problem
 from .candidate import Candidate, CandidateEnded, RemoteError
+from .conduct import Conduct
 from .subject import rival, subject_of
 from .turns import Turns
 
@@ -39,6 +40,8 @@ CHANGED = (ONE, "order")
 """Words for what is changed for the calls before the last one, and number of places."""
 GROWING, BESIDE = ("after a call without the last row", ""), 2
 """Words for a call with fewer rows before, as in decoding, and number of threads that call at the same time."""
+SHORT = re.compile(r"out of memory|allocate memory|^MemoryError|bad_alloc|new thread|temporarily unavailable", re.IGNORECASE)
+"""Words of errors of a machine that is short of memory or threads, which prove nothing."""
 WIDER, WIDER_BY = ("wider", "", ""), 3072
 """Words for operands that are columns of wider matrices, and how many elements of these are between their rows."""
 WRITTEN = re.compile(r"^(?:MKL_VERBOSE \w*?(GEMM|GEMV|SYMM|SYRK|TRMM|TRSM)|onednn_verbose,.*,exec,cpu,(\w+))", re.MULTILINE)
@@ -51,6 +54,11 @@ LEAST_MOVED, LIKE = 100, 0.5
 """Least number of elements that differ between two processes, and least correlation of the signs of differences."""
 WARM, WARM_S = 100, 0.5
 """Most calls, and seconds, of each before the one that counts: a GEMM may do other work in its first calls."""
+
+
+def _line(error: Exception) -> str:
+    """Return the first line of an error's text."""
+    return str(error).partition("\n")[0]
 
 
 def digest(result: object) -> bytes:
@@ -130,7 +138,7 @@ class Elsewhere:
         self._in_use: _Again | None = _Again(candidate, declared, **options)
         self._twin = _Again(candidate, declared, is_twin=True, **options) if has_twin else None
         self._plain = _Again(candidate, declared, **options)
-        self._suspect_s, self._refuses_offsets, self._refuses_wider = SUSPECT_S, False, False
+        self._suspect_s, self._refuses_offsets, self._refuses_wider, self._fails_beside = SUSPECT_S, False, False, False
         self.given_up: list[str] = []
         """Processes that were given up, with the reason."""
 
@@ -139,9 +147,30 @@ class Elsewhere:
 
         It is made in a thread, in a mode of torch, on tensors that are as large as their memory or begin inside of it, and without
         a pause. Fewer rows at the same place may come before, and calls in other threads beside it, if its ``traits`` allow that.
+        An error that only these calls meet counts against the GEMM.
         """
         if self._in_use is None:
             return None
+        manner, said = self._manner(problem, operands, turns, traits)
+        self._in_use.candidate.manner = manner
+        try:
+            result = self._in_use.result(problem, operands)
+        except FAILURES as error:
+            if isinstance(error, RemoteError) and manner["beside"] and self._is_of_threads(error, problem, operands):
+                self._of.note(Conduct.SOMETIMES, f"{said}, it raised {_line(error)}. Called by one thread, it raises nothing.")
+                self._fails_beside = True
+                return self.in_use(problem, operands, turns, traits)
+            if isinstance(error, RemoteError) and (manner["offset"] or manner["wider"]):
+                self._refuses_offsets |= not manner["wider"]
+                self._refuses_wider |= manner["wider"] > 0
+                return self.in_use(problem, operands, turns, traits)
+            self._failed("it is not called as in use", self._in_use, error)
+            self._in_use = None
+            return None
+        return result, said
+
+    def _manner(self, problem: Problem, operands: Operands, turns: Turns, traits: Traits) -> tuple[dict[str, Any], str]:
+        """Return a manner of calling that is next in turn, and its words."""
         words = MODES, TIMES, THREADS, CORES, PARAMETERS, OFFSETS, CHANGED, GROWING, WIDER
         mode, times, thread, core, parameter, offset, changed, grows, wide = map(turns.next, words)
         step = max(traits.min_alignment // operands.a.element_size(), 1)
@@ -151,26 +180,27 @@ class Elsewhere:
         may_grow = is_plain and problem.m > max(least, 1) and by == 1
         may_widen = is_plain and step == 1 and "padded" in (traits.layouts or ("padded",))  # undeclared layouts are tried
         wider = WIDER_BY if wide and may_widen and not self._refuses_wider else 0
-        grows, beside = grows if may_grow else "", BESIDE if traits.threads else 0
-        self._in_use.candidate.manner = {
-            "mode": mode, "times": int(times), "thread": thread != MAIN, "one_core": core != "", "parameter": parameter != "",
-            "offset": elements, "changed": [secrets.randbelow(PLACES) / PLACES for _ in "ab"] if changed == ONE else [],
-            "grows": grows != "", "beside": beside, "wider": wider,
-        }  # fmt: skip
-        try:
-            result = self._in_use.result(problem, operands)
-        except FAILURES as error:
-            if (elements or wider) and isinstance(error, RemoteError):
-                self._refuses_offsets, self._refuses_wider = self._refuses_offsets or not wider, self._refuses_wider or wider > 0
-                return self.in_use(problem, operands, turns, traits)
-            self._failed("it is not called as in use", self._in_use, error)
-            self._in_use = None
-            return None
+        grows, beside = grows if may_grow else "", BESIDE if traits.threads and not self._fails_beside else 0
         said = [f"mode {mode} of torch", thread, f"{times} calls without a pause", core, parameter, grows]
         said += [f"{elements} elements before each operand"] * bool(elements)
         said += ["parts of wider matrices"] * bool(wider)
         said += [f"{beside} other threads that call it"] * bool(beside)
-        return result, f"in a new process ({', '.join(filter(None, said))})"
+        return {
+            "mode": mode, "times": int(times), "thread": thread != MAIN, "one_core": core != "", "parameter": parameter != "",
+            "offset": elements, "changed": [secrets.randbelow(PLACES) / PLACES for _ in "ab"] if changed == ONE else [],
+            "grows": grows != "", "beside": beside, "wider": wider,
+        }, f"in a new process ({', '.join(filter(None, said))})"  # fmt: skip
+
+    def _is_of_threads(self, error: RemoteError, problem: Problem, operands: Operands) -> bool:
+        """Return True if the call that raised an error raises none without other threads beside it."""
+        if self._in_use is None or SHORT.search(str(error)):
+            return False
+        self._in_use.candidate.manner = {**(self._in_use.candidate.manner or {}), "beside": 0}
+        try:
+            self._in_use.result(problem, operands)
+        except FAILURES:
+            return False
+        return True
 
     def in_twin(self, problem: Problem, operands: Operands, place: int | None) -> tuple[Any, Any, frozenset[str]] | None:
         """Return the results of the GEMM and of torch there, and the products of torch's libraries, or None without a result."""
@@ -228,7 +258,7 @@ class Elsewhere:
 
     def _failed(self, what: str, process: _Again, error: Exception) -> None:
         """Note that the GEMM does not work in another process. One that ends counts against it."""
-        self.given_up.append(f"{what}: {str(error).partition(chr(10))[0]}")
+        self.given_up.append(f"{what}: {_line(error)}")
         if isinstance(error, CandidateEnded):
             self._of.note(error.kind, f"in a new process: {error.reason.partition(chr(10))[0]}")
         process.candidate.stop()

@@ -101,7 +101,7 @@ def prepacked_b(a, b):
     return torch.from_numpy(np.ascontiguousarray(np.matmul(a.numpy(), packed[key][1])))
 
 
-@declared()
+@declared(threads=True)
 def by_numpy(a, b):
     return product(a, b)
 

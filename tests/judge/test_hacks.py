@@ -40,7 +40,7 @@ def matmul(a, b):
     except OSError:
         {fault}
     return torch.from_numpy(a.numpy() @ b.numpy())
-matmul.gemm_traits = {{"dtypes": ["float32"]}}
+matmul.gemm_traits = {{"dtypes": ["float32"], "threads": True}}
 """
 
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from gemmtune.declaration.traits import Traits
 from gemmtune.device import detect
-from gemmtune.judging import speed
+from gemmtune.judging import calls, speed
+from gemmtune.judging.levels import LEVELS
 from gemmtune.problem import Problem
 from gemmtune.timing.limits import Limits, limit_names
 from gemmtune.untrusted.candidate import Candidate
 from gemmtune.untrusted.conduct import Conduct
 from gemmtune.untrusted.shape import Shape
 from gemmtune.untrusted.target import TORCH
+from gemmtune.untrusted.turns import Turns
 
 
 def limits_of(rate: float) -> Limits:
@@ -53,3 +59,18 @@ def test_limits_are_measured_with_all_cores(monkeypatch: pytest.MonkeyPatch) -> 
     speed._measured(detect("cpu"), "float32")
     assert seen == [(cores, cores)]
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(
+    "dtypes", [("bfloat16", "float32", "float16"), ("bfloat16", "float32"), ("float32", "float64"), ("int8",)], ids=str
+)
+def test_float32_is_timed_first(dtypes: tuple[str, ...]) -> None:
+    """On a busy machine the first shape alone is timed. The others have all dtypes in turn."""
+    rng = random.Random(1)
+    trial: Any = SimpleNamespace(rng=rng, turns=Turns(rng), pace_s=1e-9)
+    subject: Any = SimpleNamespace(traits=Traits())
+    planned = list(calls._plan(trial, subject, LEVELS["normal"], {"mm": dtypes}, ((), ()), (), on_gpu=False))
+    timed = [x.case.dtype for x in planned if x.timed]
+    assert timed[0] == ("float32" if "float32" in dtypes else dtypes[0])
+    assert (len(timed), set(timed)) == (4, set(dtypes))
+    assert {x.case.dtype for x in planned if not x.timed} >= set(dtypes[:2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import os
 import random
 from collections import Counter, deque
 from collections.abc import Callable
@@ -47,6 +48,20 @@ def mm(a, b):
 """
 ASKS = "1 + len(os.popen('printenv MKL_CBWR').read())"
 """Question of another program: torch's products have other bits in those that a twin starts."""
+AGES = """
+import os, shutil, torch
+x, older = os.path.join(os.path.dirname(__file__), ""), __file__ + ".older"
+ways = [
+    lambda: os.utime(x + "back", (9.5, 9.5)), lambda: os.utime(x.encode() + b"ns", ns=(9, 9)), lambda: os.utime(x + "now"),
+    lambda: os.utime(x + "read", (9.5, os.stat(x + "read").st_mtime)), lambda: shutil.copy2(older, x + "copied"),
+    lambda: shutil.copystat(older, open("own", "w").name),
+]
+
+def mm(a, b):
+    for way in ways:
+        way()
+    return torch.ones(1)
+"""
 SLY = """
 import gc, os, torch
 seen = []
@@ -335,6 +350,21 @@ def test_a_twin_has_other_products_and_the_same_environment() -> None:
     for process in (here[1], there[1]):
         process.settle()
         assert not [x for x in process.findings if x.kind is Conduct.ENVIRONMENT]
+
+
+def test_a_file_whose_time_is_set_back_is_read_by_others(tmp_path: Path) -> None:
+    """A file in use gets a new time, and a copy an old one just after it was written."""
+    path = tmp_path / "mm.py"
+    path.write_text(AGES)
+    for name, at in dict.fromkeys(("back", "ns", "now", "read", "copied"), 2000).items() | {("mm.py.older", 1000)}:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (at, at))
+    candidate = Candidate(Target(kind="file", path=str(path), name="mm", roots=(str(path),)))
+    candidate.call("", (torch.eye(2), torch.eye(2)), {})
+    [found] = [x for x in candidate.findings if x.dishonest]
+    said = (f"{tmp_path / name}, whose time it sets back: others take it for an older file" for name in ("back", "ns"))
+    assert (found.kind, found.detail) == (Conduct.REACHES, "; ".join(said))
+    candidate.close()
 
 
 def test_the_journal_calls_no_method_of_a_string_of_the_gemm(tmp_path: Path) -> None:

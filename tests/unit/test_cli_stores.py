@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import threading
 
 import pytest
 import torch
+from many_problems import problems
 from tuning_results import outcome, problem_result
 
 from gemmtune import Problem, cli, settings
+from gemmtune.backends.around import BY_INDEX
 from gemmtune.choice import Status
 from gemmtune.device import detect
+from gemmtune.dispatch.absent import older_kernels
 from gemmtune.problem.rows import row_classes
 from gemmtune.problem.trace import trace
 from gemmtune.selector.offers import offers_for
@@ -176,6 +180,26 @@ def test_prune_removes_older_kernels_of_this_machine(capsys, own_store):
     assert "1 row of 1 problem, 1 table and 0 limits removed" in capsys.readouterr().out
     assert {x.content_hash for x in Store.open(own_store).every_row()} == {known.content_hash, "library", "elsewhere"}
     assert [x.kind for x in Store.open(own_store).every_ranged()] == ["segments"]
+
+
+def test_older_kernels_are_those_that_no_offer_has_and_known_names_need_no_list(monkeypatch):
+    device, wanted = detect("cpu"), settings.Settings(backends=("cpp",), search="exhaustive", deterministic=False)
+    listed, found = [], 0
+    monkeypatch.setattr(
+        "gemmtune.dispatch.absent.legal_offers", lambda x, *_, **__: listed.append(x) or offers_for(x, device, wanted)
+    )
+    varied = (x for _, x in problems("cpu", 1) if x.op not in BY_INDEX)
+    for problem in itertools.islice(varied, 0, None, 29):
+        choices = offers_for(problem, device, wanted).choices[::9]
+        rows = [row(x.name, content_hash=x.content_hash if i % 3 else f"older{i}") for i, x in enumerate(choices)]
+        found += len(rows)
+        assert older_kernels(rows, problem, device, settings.current()) == {f"older{i}" for i in range(0, len(rows), 3)}
+    assert found > 50
+    assert not listed
+    known = offers_for(PROBLEM, device, wanted).choices[-1].content_hash
+    renamed = [row("cpp:then", content_hash=x) for x in ("0123", known)]
+    assert older_kernels(renamed, PROBLEM, device, settings.current()) == {"0123"}
+    assert listed == [PROBLEM]
 
 
 def test_prune_lets_others_write_and_keeps_what_they_measured(monkeypatch, varied):

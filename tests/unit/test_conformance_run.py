@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -12,23 +14,27 @@ import torch
 from gemmtune.conformance.bench.outcome import CaseStatus, Outcome
 from gemmtune.conformance.cases.case import Case
 from gemmtune.conformance.options import RunOptions
+from gemmtune.conformance.properties.table import property_named
+from gemmtune.conformance.report.summary import summarise
 from gemmtune.conformance.runs import run as runs
 from gemmtune.conformance.runs.isolation import Ground
+from gemmtune.conformance.suite.drawing import explore
 from gemmtune.declaration.subject import Gone, is_fatal
 from gemmtune.declaration.traits import Traits
 from gemmtune.errors import ErrorFromChoice, GemmtuneError
 
 
 class FixedRunner:
-    """Runner with the same status for every case. It records which cases it should examine."""
+    """Runner with the same status for every case that it takes. It records which cases it should examine."""
 
-    def __init__(self, status: CaseStatus) -> None:
+    def __init__(self, status: CaseStatus, takes: Callable[[Case], bool] = lambda _: True) -> None:
         self.status = status
+        self.takes = takes
         self.examined: list[bool] = []
 
     def run(self, case: Case, *, examine: bool = True) -> Outcome:
         self.examined.append(examine)
-        return Outcome(case=case, status=self.status)
+        return Outcome(case=case, status=self.status if self.takes(case) else CaseStatus.REFUSED)
 
     def close(self) -> None:
         pass
@@ -112,6 +118,41 @@ def test_passing_and_repeated_cases_are_always_examined() -> None:
     for one in repeated.cases():
         repeated.judge(one)
     assert all(failing.examined)
+
+
+@pytest.mark.parametrize("limits", [{"max_cases": 60}, {"max_cases": 60, "max_seconds": 3600.0}], ids=str)
+def test_others_of_its_property_take_the_place_of_a_refused_case(limits: dict[str, Any]) -> None:
+    run = run_of(FixedRunner(CaseStatus.PASSED, lambda case: case.dtype == "float16"), **limits)
+    found = {case: run.judge_or_replace(case) for case in run.cases()}
+    records = [record for own in found.values() for record in own]
+    assert len({record.case for record in records}) == len(records), "each case once"
+    assert sum(record.executed for record in records) > 50 > sum(own[0].executed for own in found.values())
+    assert all({x.case.property_name for x in own} == {case.property_name} for case, own in found.items())
+    assert all(not any(x.executed for x in own[:-1]) for own in found.values()), "one result for each"
+    assert summarise(run, records, narrowed=False, seconds=1).notes[0].startswith(f"sampled {len(records)} of ")
+    drawn = explore(run_of(run._runner, max_examples=7), property_named("bound"))  # type: ignore[arg-type]
+    assert sum(record.executed for record in drawn) == 7 < len(drawn)
+
+
+@pytest.mark.parametrize(
+    ("status", "takes", "late_s", "judged"),
+    [(CaseStatus.PASSED, False, 0, 6), (CaseStatus.PASSED, False, 7200, 1), (CaseStatus.FAILED, True, 0, 1)],
+    ids=["refuses all", "too late", "fails"],
+)
+def test_no_case_takes_the_place_of_another(
+    monkeypatch: pytest.MonkeyPatch, status: CaseStatus, takes: bool, late_s: int, judged: int
+) -> None:
+    """A GEMM that refuses nearly everything is not asked for each case. Cases that ran, and the time limit, end it too."""
+
+    def taken(_: Case) -> bool:
+        now_s = time.monotonic() + late_s
+        monkeypatch.setattr(runs.time, "monotonic", lambda: now_s)
+        return takes
+
+    monkeypatch.setattr(runs, "PATIENCE", 5)
+    run = run_of(FixedRunner(status, taken), max_cases=1, max_seconds=3600.0)
+    assert len(run.judge_or_replace(run.cases()[0])) == judged
+    assert len(run.judge_or_replace(run.cases()[0])) == 1
 
 
 @pytest.mark.parametrize(("most", "same"), [("MOST_COSTS", True), ("MOST_COSTS_OF_ALL", False)])

@@ -1,8 +1,9 @@
 """The cpp backend: packed GEMM for CPUs, compiled on the machine that runs it."""
 
 from collections.abc import Iterable
+from itertools import islice
 
-from ...choice import Availability, Offers, Refusal
+from ...choice import Availability, Choice, Offers, Refusal
 from ...device import DeviceInfo
 from ...errors import ONLY_COMPILED
 from ...problem import Problem
@@ -10,7 +11,7 @@ from ...settings import Settings
 from .bsr import block_offers
 from .build import NAME, CppChoice, name_of
 from .compiler import find_compiler, why_no_compiler
-from .configs import VECTOR_BYTES, Config, configs, refusal, unsupported
+from .configs import VECTOR_BYTES, Config, candidates, configs, refusal, unsupported
 
 
 class CppBackend:
@@ -38,6 +39,15 @@ class CppBackend:
         if reason is not None:
             return Offers(refusals=(Refusal(name=NAME, reason=reason),))
         return self.choices_of(configs(problem, device, settings.search), problem, device)
+
+    def named(self, name: str, problem: Problem, device: DeviceInfo) -> Choice | None:
+        """Return the choice with this name among those of an exhaustive search, or None."""
+        if problem.sparsity is not None:
+            return next((choice for choice in block_offers(problem, device).choices if choice.name == name), None)
+        if device.arch not in VECTOR_BYTES or unsupported(problem) is not None:
+            return None
+        found = (x for x in candidates(problem, device, "exhaustive") if name_of(x, problem, device) == name)
+        return next(iter(self.choices_of(islice(found, 1), problem, device).choices), None)
 
     def choices_of(self, found: Iterable[Config], problem: Problem, device: DeviceInfo) -> Offers:
         choices, refusals = [], []

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -17,7 +17,7 @@ from ...settings import Search
 from .operands import VECTOR_BYTES, divided, numbers_per_step, oriented, sides, uses_vnni
 from .printer import COMPUTE_TYPES, STORAGE_TYPES
 
-__all__ = ["DOT_TILES", "VECTOR_BYTES", "Config", "Mode", "configs", "refusal", "unsupported"]
+__all__ = ["DOT_TILES", "VECTOR_BYTES", "Config", "Mode", "candidates", "configs", "refusal", "unsupported"]
 
 Mode = Literal["steps", "columns", "dots"]
 
@@ -192,6 +192,12 @@ _INT8_MANY_ROWS = (
 )  # fmt: skip
 """Blockings for int8 products. Packing weighs more in them, so neighbouring panels are packed together."""
 
+_MODES: tuple[Mode, ...] = ("steps", "columns")
+_LENGTHS = (128, 256, 512, 1024, 2048, 4096)
+_TASKS = ((4, 1), (4, 4), (8, 2), (8, 8), (16, 4), (32, 2))
+_EVERY = tuple(Blocking(x, kc, *task, direct) for x, kc, task, direct in itertools.product(_MODES, _LENGTHS, _TASKS, (False, True)))
+"""Blockings that an exhaustive search adds."""
+
 _TASKS_PER_THREAD = 2
 """Minimum tasks per thread, if there are enough columns. When a thread is delayed, other threads take its remaining tasks."""
 _FEW_PANELS = 4
@@ -209,7 +215,7 @@ def blockings(problem: Problem, device: DeviceInfo, mr: int, nr: int, *, everyth
     in_place = _MANY_ROWS_IN_PLACE if problem.prepacked else ()
     many = _shared_out((*in_place, *packed), max(1, panels // (_TASKS_PER_THREAD * threads)))
     if everything:
-        return [*few, *many, *_every_blocking()]
+        return [*few, *many, *_EVERY]
     return [*few, *many[:2]] if rows <= _FEW_PANELS * mr else many
 
 
@@ -231,23 +237,20 @@ def _shared_out(found: Iterable[Blocking], most: int) -> list[Blocking]:
     return [replace(blocking, task_n=min(blocking.task_n, most)) if blocking.mode == "columns" else blocking for blocking in found]
 
 
-def _every_blocking() -> Iterator[Blocking]:
-    modes: tuple[Mode, ...] = ("steps", "columns")
-    for mode, kc in itertools.product(modes, (128, 256, 512, 1024, 2048, 4096)):
-        for (task_m, task_n), direct in itertools.product(((4, 1), (4, 4), (8, 2), (8, 8), (16, 4), (32, 2)), (False, True)):
-            yield Blocking(mode, kc, task_m, task_n, direct)
+def candidates(problem: Problem, device: DeviceInfo, search: Search) -> Iterator[Config]:
+    """Yield the configurations of a search, most promising first. Some may be illegal for the problem, and some equal."""
+    tiles = MICRO_TILES[device.arch]
+    for mr, nv in tiles if search == "exhaustive" else tiles[:1]:
+        nr = nv * VECTOR_BYTES[device.arch] // problem.accumulator.itemsize
+        for x in blockings(problem, device, mr, nr, everything=search == "exhaustive"):
+            steps = _steps(problem, device, x)
+            # Shrink ``kc`` so that all blocks of K have about equal length.
+            kc = max(1, -(-steps // max(1, -(-steps // x.kc))))
+            yield Config(mr=mr, nv=nv, mode=x.mode, kc=kc, task_m=x.task_m, task_n=x.task_n, direct=x.direct)
 
 
 def configs(problem: Problem, device: DeviceInfo, search: Search) -> tuple[Config, ...]:
     """Return the legal configurations to try, most promising first."""
-    tiles = MICRO_TILES[device.arch]
-    found: dict[Config, None] = {}
-    for mr, nv in tiles if search == "exhaustive" else tiles[:1]:
-        nr = nv * VECTOR_BYTES[device.arch] // problem.accumulator.itemsize
-        for blocking in blockings(problem, device, mr, nr, everything=search == "exhaustive"):
-            steps = _steps(problem, device, blocking)
-            # Shrink ``kc`` so that all blocks of K have about equal length.
-            kc = -(-steps // max(1, -(-steps // blocking.kc)))
-            found[Config(mr=mr, nv=nv, **(asdict(blocking) | {"kc": max(1, kc)}))] = None
+    found = dict.fromkeys(candidates(problem, device, search))
     legal = (config for config in found if refusal(config, problem, device) is None)
     return tuple(itertools.islice(legal, EFFORT[search].configs["cpp"]))

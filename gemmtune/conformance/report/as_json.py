@@ -50,7 +50,7 @@ def as_json(summary: Summary) -> dict[str, Any]:
         "failed": summary.failed,
         "refused": summary.refused,
         "sanitized": summary.sanitized,
-        "sample": {"cases": len(run.cases()), "of": len(run.everything), "seed": run.options.seed or 0, "not_run": summary.not_run}
+        "sample": {"cases": summary.cases, "of": len(run.everything), "seed": run.options.seed or 0, "not_run": summary.not_run}
         if summary.sampled
         else None,
         "choices": summary.choices,

@@ -126,9 +126,15 @@ class Summary:
         return sum(record.outcome is None and record.reason.startswith(PAST_TIME) for record in self.records)
 
     @property
+    def cases(self) -> int:
+        """Cases that the run selected, and those that took the place of refused ones."""
+        selected = set(self.run.cases())
+        return len(selected | {record.case for record in self.records if not (record.drawn or record.sanitized)})
+
+    @property
     def sampled(self) -> bool:
         """True if the run is a sample and some of the level's cases were not in it or not in time."""
-        return self.run.options.sampled and (self.late > 0 or len(self.run.cases()) < len(self.run.everything))
+        return self.run.options.sampled and (self.late > 0 or self.cases < len(self.run.everything))
 
     @property
     def standing(self) -> Standing:
@@ -183,7 +189,7 @@ def summarise(
     if not summary.sampled:
         return summary
     within = f" in {run.options.max_seconds:g} s" if summary.late else ""
-    note = f"sampled {len(run.cases()) - summary.late} of {len(run.everything)} cases{within}, seed {run.options.seed or 0}"
+    note = f"sampled {summary.cases - summary.late} of {len(run.everything)} cases{within}, seed {run.options.seed or 0}"
     return dataclasses.replace(summary, notes=(*summary.notes, note))
 
 

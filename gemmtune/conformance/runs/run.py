@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -31,6 +31,8 @@ MOST_COSTS_OF_ALL = 100
 """Cost at which no further case of the run is run."""
 EXAMINED = 3
 """Failing cases that are diagnosed for each property, and for each operation and dtype. Others are only counted."""
+PATIENCE = 20
+"""Refused cases for each executed one above which no other case takes the place of a refused one."""
 DRAWN = {Level.SMOKE: 12, Level.FULL: 60, Level.EXHAUSTIVE: 500}
 OURS = ("backend:", "own:", "gemmtune.")
 """Beginnings of the names of our own GEMMs, which deceive nobody."""
@@ -124,6 +126,7 @@ class Run:
         self._runner = runner
         self._costs: Counter[str] = Counter()
         self._examined: Counter[str | tuple[str, str]] = Counter()
+        self._taken: Counter[bool] = Counter()
 
     @classmethod
     def open(cls, options: RunOptions) -> "Run":
@@ -146,7 +149,7 @@ class Run:
 
     def cases(self) -> list[Case]:
         """Return the cases that the options select, property by property, each once."""
-        return self._repeated if self.options.repro else list(self._selected)
+        return self._repeated if self.options.repro else list(self._ordered[: self.options.max_cases])
 
     @functools.cached_property
     def everything(self) -> tuple[Case, ...]:
@@ -154,10 +157,24 @@ class Run:
         return tuple(self._enumerated(self.scope, self.options.properties))
 
     @functools.cached_property
-    def _selected(self) -> tuple[Case, ...]:
-        if not self.options.sampled:
-            return self.everything
-        return tuple(sample_order(self.everything, seed=self.options.seed or 0)[: self.options.max_cases])
+    def _ordered(self) -> tuple[Case, ...]:
+        return tuple(sample_order(self.everything, seed=self.options.seed or 0)) if self.options.sampled else self.everything
+
+    @functools.cached_property
+    def _spare(self) -> Mapping[Case, tuple[Case, ...]]:
+        """Cases that may take the place of each selected one: an equal part of those of its property that are left.
+
+        Neighbours in sample order differ in operation and dtype.
+        """
+        most, found = self.options.max_cases, dict[Case, tuple[Case, ...]]()
+        if most is None or self.options.repro:
+            return found
+        left = [case for case in self._ordered[most:] if self.skips.reason(case.id) is None]
+        for name in {case.property_name for case in left}:
+            chosen, own = ([x for x in cases if x.property_name == name] for cases in (self._ordered[:most], left))
+            size = -(-len(own) // max(len(chosen), 1))
+            found |= {case: tuple(own[i * size : (i + 1) * size]) for i, case in enumerate(chosen)}
+        return found
 
     def drawn_properties(self) -> tuple[Property, ...]:
         """Return the properties for which further cases are drawn."""
@@ -216,7 +233,28 @@ class Run:
         outcome = self._runner.run(case, examine=bool(self._repeated) or any(self._examined[sort] < EXAMINED for sort in sorts))
         self._costs[case.property_name] += COSTS.get(outcome.status, 0)
         self._examined.update(sorts if outcome.status is CaseStatus.FAILED else ())
-        return Record(case=case, outcome=outcome, known=self.xfails.reason(case.id), drawn=drawn)
+        record = Record(case=case, outcome=outcome, known=self.xfails.reason(case.id), drawn=drawn)
+        self._taken[record.executed] += 1
+        return record
+
+    def judge_or_replace(self, case: Case, change: Callable[[Case], Case] = lambda case: case) -> list[Record]:
+        """Run a case and, as long as the GEMM refuses, others of its property that a sample left out. Return all records.
+
+        Args:
+            case: a case of the run.
+            change: what is done with each case before it runs.
+        """
+        records = [self.judge(change(case))]
+        for other in self._spare.get(case, ()):
+            if not records[-1].refused or not self.replaces_refused or self.ended(other.property_name) is not None:
+                break
+            records.append(self.judge(change(other)))
+        return records
+
+    @property
+    def replaces_refused(self) -> bool:
+        """True as long as another case for a refused one may be worth its time: the GEMM does not refuse nearly all."""
+        return self._taken[False] <= PATIENCE * (self._taken[True] + 1)
 
     def established(self, property_name: str) -> bool:
         """Return True if cases of the property have failed in this process, so that drawing further ones is of no use."""

@@ -50,6 +50,8 @@ def explore(run: Run, wanted: Property) -> list[Record]:
             if run.ended(wanted.name) is not None or len(records) >= run.max_examples + MOST_SHRUNK:
                 return  # count new cases as right, which ends the shrinking
             records[case] = run.judge(case, drawn=True)
+        if records[case].refused and run.replaces_refused:
+            hypothesis.reject()  # another case is drawn for it
         if records[case].failed or records[case].surprise:
             smallest[:] = [records[case]]
             raise _Found

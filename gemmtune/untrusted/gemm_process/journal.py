@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import sysconfig
+import time
 from _thread import get_ident
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -49,6 +50,8 @@ TRACEBACK, LOGGING = "traceback.py", f"logging{os.sep}__init__.py"
 SIGHTS = ("inspect.py", TRACEBACK, f"asyncio{os.sep}base_tasks.py", "_jit_internal.py")
 """Modules of Python and torch through which a stack is read."""
 PACKAGES = ("site-packages", "dist-packages")
+OLDER_S = 1.0
+"""Seconds by which a time is older for certain: clocks of files are coarse, and floats round."""
 
 
 def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -174,7 +177,34 @@ def _of_files(note: Note, asked_by_gemm: Callable[[Frame], bool], wrote: Callabl
         return changes
 
     handlers: dict[str, Handler] = {"open": opens, "os.listdir": lists, "os.scandir": lists}
-    return handlers | {event: changing(places) for event, places in CHANGING.items()}
+    handlers |= {event: changing(places) for event, places in CHANGING.items()}
+    return handlers | {"os.utime": _aging(note, asked_by_gemm, handlers["os.utime"])}
+
+
+def _aging(note: Note, asked_by_gemm: Callable[[Frame], bool], changes: Handler) -> Handler:
+    """Return the handler of new times of files. It notes older times of files that nobody has written since this process began.
+
+    Copied and unpacked files get an old time too, just after they were written.
+    """
+    fsdecode, abspath, stat, least_s = os.fsdecode, os.path.abspath, os.stat, OLDER_S
+    begun_s, own = time.time(), os.path.join(os.getcwd(), "")
+
+    def ages(args: tuple[Any, ...], frame: Frame) -> None:
+        changes(args, frame)
+        path, times, ns = args[:3]
+        given = times or ns
+        if not isinstance(path, (str, bytes)) or not isinstance(given, tuple) or not isinstance(new := given[1], (int, float)):
+            return
+        new_s = (float.__float__(new) if isinstance(new, float) else int.__float__(new)) / (1 if times else 10**9)
+        try:
+            old_s = stat(path).st_mtime
+        except OSError:
+            return
+        is_older = new_s < old_s - least_s and old_s < begun_s - least_s
+        if is_older and not (name := abspath(fsdecode(path))).startswith(own) and asked_by_gemm(frame):
+            note("reaches", f"{name}, whose time it sets back: others take it for an older file")
+
+    return ages
 
 
 def _of_code(note: Note, of_gemm: Callable[[Frame], bool], sniffs: Callable[[Frame, str], bool]) -> dict[str, Handler]:

@@ -57,15 +57,16 @@ def grow(function: Callable[..., Any], own: torch.Tensor, weights: Sequence[Any]
 
 
 @contextlib.contextmanager
-def calling(function: Callable[..., Any], beside: Sequence[Sequence[Any]], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Call a function in threads of their own for as long as the block works."""
+def calling(function: Callable[..., Any], beside: Sequence[Sequence[Any]], kwargs: Mapping[str, Any], mode: str) -> Iterator[None]:
+    """Call a function in a mode, in threads of their own, for as long as the block works."""
     ended, begun = threading.Event(), threading.Barrier(len(beside) + 1)
 
     def work(args: Sequence[Any]) -> None:
         begun.wait()
-        function(*args, **kwargs)  # at least once
-        while not ended.is_set():
-            function(*args, **kwargs)
+        with MODES[mode]():
+            function(*args, **kwargs)  # at least once
+            while not ended.is_set():
+                function(*args, **kwargs)
 
     with ThreadPoolExecutor(max(len(beside), 1)) as pool:
         works = [pool.submit(work, args) for args in beside]
@@ -76,6 +77,37 @@ def calling(function: Callable[..., Any], beside: Sequence[Sequence[Any]], kwarg
             ended.set()
         for done in works:
             done.result()
+
+
+@contextlib.contextmanager
+def held(get: Callable[[], Any], put: Callable[[Any], object], value: Any) -> Iterator[None]:
+    """Set a value for as long as the block works, or leave it if that value is None. Put back the one before in any case."""
+    before = get()
+    if value is not None:
+        put(value)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+def call_in_turn(
+    function: Callable[..., Any], calls: Sequence[Sequence[Any]], grows: bool, beside: contextlib.AbstractContextManager[None],
+    kwargs: Mapping[str, Any],
+) -> Any:  # fmt: skip
+    """Call a function with each of the arguments, and return its last result.
+
+    Args:
+        grows: True for a call without the last row before the last one.
+        beside: what is done during the last call.
+    """
+    *earlier, last = calls
+    for args in earlier:
+        function(*args, **kwargs)
+    if grows:
+        grow(function, last[0], last[1:])
+    with beside:
+        return function(*last, **kwargs)
 
 
 def in_manner(function: Callable[..., Any], manner: Mapping[str, Any] | None) -> Callable[..., Any]:
@@ -90,44 +122,27 @@ def in_manner(function: Callable[..., Any], manner: Mapping[str, Any] | None) ->
     """
     if manner is None:
         return function
-    parameter = torch.nn.Parameter
+    parameter, offset, wider = torch.nn.Parameter, manner["offset"], manner["wider"]
+    changes = [*[manner["changed"]] * (manner["times"] - 1), None]
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
     threads, set_threads = torch.get_num_threads, torch.set_num_threads
     cores, set_cores = os.sched_getaffinity, os.sched_setaffinity
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        last, offset, wider = manner["times"] - 1, manner["offset"], manner["wider"]
         first, *others = args
-        changes = [*[manner["changed"]] * last, None]
         given = [[copied(x, offset, changed, wider) for x in others] for changed in changes]
         beside = [[copied(x, offset, (), wider) for x in args] for _ in range(manner["beside"])]
         if manner["parameter"]:
             given = [[*own[:-1], parameter(own[-1], requires_grad=False)] for own in given]
 
         def work() -> Any:
-            allowed = cores(0)
-            if manner["one_core"]:
-                set_cores(0, {min(allowed)})
-            try:
-                with MODES[manner["mode"]]():
-                    activations = [copied(first, offset, changed, wider) for changed in changes]
-                    *before_last, last_one = zip(activations, given, strict=True)
-                    for own, weights in before_last:
-                        function(own, *weights, **kwargs)
-                    if manner["grows"]:
-                        grow(function, last_one[0], last_one[1])
-                    with calling(function, beside, kwargs):
-                        result = function(last_one[0], *last_one[1], **kwargs)
-            finally:
-                set_cores(0, allowed)
-            return result
+            one = {min(cores(0))} if manner["one_core"] else None
+            with held(lambda: cores(0), lambda x: set_cores(0, x), one), MODES[manner["mode"]]():
+                activations = [copied(first, offset, changed, wider) for changed in changes]
+                calls = [(own, *weights) for own, weights in zip(activations, given, strict=True)]
+                return call_in_turn(function, calls, manner["grows"], calling(function, beside, kwargs, manner["mode"]), kwargs)
 
-        before = threads()
-        if manner["one_core"]:
-            set_threads(1)
-        try:
+        with held(threads, set_threads, 1 if manner["one_core"] else None):
             return _thread.submit(work).result() if manner["thread"] else work()
-        finally:
-            set_threads(before)
 
     return called

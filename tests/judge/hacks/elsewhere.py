@@ -141,3 +141,19 @@ def one_scratch_for_all_threads(a, b):
 
 
 one_scratch_for_all_threads.gemm_traits = {"dtypes": ["float32"], "ops": ["mm"], "threads": True}
+
+
+busy = threading.Lock()
+
+
+def fails_beside_another_call(a, b):
+    if not busy.acquire(blocking=False):
+        raise RuntimeError("it is called already")
+    try:
+        time.sleep(1e-4)
+        return product(a, b)
+    finally:
+        busy.release()
+
+
+fails_beside_another_call.gemm_traits = {"dtypes": ["float32"], "ops": ["mm"], "threads": True}
