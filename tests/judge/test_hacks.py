@@ -84,7 +84,7 @@ def check_caught(target: str, words: Collection[str], verdict: Verdict) -> None:
     assert verdict.standing.exit_status == 1
 
 
-@pytest.mark.rotates(30)
+@pytest.mark.rotates(60)
 @pytest.mark.parametrize("target", TABLE, ids=name_of)
 def test_catches_hack(target: str, brief_if_caught: Callable[[Collection[str]], None]) -> None:
     if "wrong.py:" not in target:
@@ -95,14 +95,14 @@ def test_catches_hack(target: str, brief_if_caught: Callable[[Collection[str]], 
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1, 4)
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("target", LONG, ids=name_of)
 def test_catches_hack_of_many_calls(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gemmtune.judging.verdict.LEVELS", {"many": MANY})
     check_caught(target, LONG[target], judged(target, "many"))
 
 
-@pytest.mark.rotates(18)
+@pytest.mark.rotates(36)
 @pytest.mark.parametrize("target", HONEST_TARGETS, ids=name_of)
 def test_calls_honest_gemm_right(target: str) -> None:
     verdict = judged(target)
@@ -137,7 +137,7 @@ def test_says_in_which_processes_a_gemm_was_not_seen(fault: str, standing: Stand
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 @pytest.mark.parametrize("name", ["by_torch_compile"])
 def test_calls_compiled_gemm_right(name: str) -> None:
     verdict = judged(f"{HONEST}:{name}")
