@@ -67,7 +67,7 @@ def test_out_is_filled_and_returned(op: str):
         assert_close(out, want, torch.float32)
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (2.5, 1), (1, 0), (0, 1), (-0.5, 0.75), (0, 0)])
 @pytest.mark.parametrize("op", ["addmm", "baddbmm"])
 def test_scalars(op: str, alpha: float, beta: float):

@@ -27,7 +27,7 @@ pytest.importorskip("triton", reason="the interpreter and the compiler are Trito
 import triton_jobs
 from interpreter import Run
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(9)
 
 WHOLE = [Config(block_m=16, block_n=16, block_k=16, stages=1, warps=4)]
 
@@ -169,7 +169,7 @@ def test_parts_in_turn_are_legal_where_splits_are_whole_blocks() -> None:
     assert [x for inspection in inspect_choices((runs, persistent)) for x in inspection.problems] == []
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 def test_the_last_program_sees_the_other_programs_sums() -> None:
     problem, device = COMPILED["bf16-nt"], preset("sm90")
     split = Config(block_m=128, block_n=64, block_k=64, stages=3, warps=4, split_k=8)
