@@ -130,6 +130,7 @@ def test_choices_compile_within_predicted_resources_to_the_expected_instructions
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.turn(0, 4)
 @pytest.mark.parametrize(("dtype", "layout"), rotated([(torch.float32, "nn"), (torch.float16, "nt")], 2, "parts"), ids=str)
 def test_parts_in_turn(interpreted: Run, dtype: torch.dtype, layout: str) -> None:
     problem = Problem.addmm(40, 20, 135, dtype=dtype, layout=layout, bias="n", alpha=2, beta=0.5, device_type="cpu")
@@ -137,6 +138,7 @@ def test_parts_in_turn(interpreted: Run, dtype: torch.dtype, layout: str) -> Non
     assert interpreted(triton_jobs.difference_in_parts, problem, WHOLE[0], [1, 17, 33]) is None
 
 
+@pytest.mark.turn(1, 4)
 def test_parts_in_turn_by_persistent_programs(interpreted: Run) -> None:
     """The last part of K is shorter, and tiles end at other steps than parts."""
     problem = Problem.addmm(40, 24, 136, dtype=torch.float16, layout="nt", bias="n", alpha=2, beta=0.5, device_type="cpu")

@@ -272,6 +272,7 @@ def test_nothing_is_left_by_a_judge_that_is_killed(tmp_path: Path) -> None:
     assert not [path for path in made if path.exists()]
 
 
+@pytest.mark.turn(3, 4)
 def test_a_program_that_works_for_a_call_prolongs_its_limit(kernels: str) -> None:
     candidate = Candidate(target_of(f"{kernels}:compiles_for_long"), timeout_s=1.0)
     assert torch.equal(candidate.call("", (A, B), {}), B)

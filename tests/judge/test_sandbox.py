@@ -26,6 +26,7 @@ def test_sandbox_needs_bubblewrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "install it (apt install bubblewrap)" in verdict.reason
 
 
+@pytest.mark.turn(3, 4)
 @pytest.mark.usefixtures("one_shape")
 def test_sandbox_wraps_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for bubblewrap notes its options and runs the command."""

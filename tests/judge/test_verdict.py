@@ -308,6 +308,7 @@ def test_an_import_that_replaces_functions_is_refused_and_undone(tmp_path: Path,
     assert vars(pick.Outcome)["disturbed"] is disturbed
 
 
+@pytest.mark.turn(2, 4)
 def test_conformance_runs_in_an_untrusted_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HACKS.parent))
     short = ["--device", "cpu", "--max-cases", "6", "--trait", "dtypes=float32"]
