@@ -94,6 +94,7 @@ def test_a_right_product_passes() -> None:
     assert not wrong
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(("form", "name"), [("rows", x) for x in ROWS] + [("terms", x) for x in TERMS])
 def test_wrong_products_are_found(form: str, name: str) -> None:
     if name == "right":

@@ -146,6 +146,7 @@ def moved(c: torch.Tensor | None, product: torch.Tensor) -> torch.Tensor | None:
     return c.unsqueeze(-1) if square and c is not None else c
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_broken_gemm_is_found(name: str) -> None:
     text, subject = BROKEN[name]

@@ -44,6 +44,7 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> N
     assert (got.double() - want).abs().max() <= eps * want.abs().max()
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_values(op: str, dtype: torch.dtype):
