@@ -84,7 +84,8 @@ if parallel.WORKER is None:
     settings.from_environment.cache_clear()
 
 WORKERS._idle_s = IDLE_S
-worker_server.shorten_rounds(worker_server.measured_devices())
+DEVICES = worker_server.measured_devices()
+worker_server.shorten_rounds(DEVICES)
 
 if sys.platform == "linux":
     _server = worker_server.Server()
@@ -155,7 +156,7 @@ def _store_of_one_file(request: pytest.FixtureRequest) -> Iterator[None]:
     _close_stores(folder)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=DEVICES == "gpu")
 def _gpu_memory() -> Iterator[None]:
     """Free a test's GPU memory for other processes. Attribute faults of its kernels to it, not to the next test."""
     yield
@@ -179,16 +180,18 @@ class _Unwatched:
         return ""
 
 
-@pytest.fixture(autouse=True)
-def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _quiet_machine() -> Iterator[None]:
     """Treat the machine as quiet, although tests run in parallel. Measure its limits once, not for the store of each test."""
-    monkeypatch.setattr("gemmtune.selector.session.Watch", _Unwatched)
-    monkeypatch.setattr("gemmtune.timing.neighbours.disturbance", lambda *_: "")
-    monkeypatch.setattr("gemmtune.timing.neighbours.LEAST_WATCH_S", 0.0)
-    monkeypatch.setattr(
-        "gemmtune.selector.session.measure_limits",
-        lambda device, label, known: {name: value for name, value in _limits(device, label).items() if name not in known},
-    )
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("gemmtune.selector.session.Watch", _Unwatched)
+        monkeypatch.setattr("gemmtune.timing.neighbours.disturbance", lambda *_: "")
+        monkeypatch.setattr("gemmtune.timing.neighbours.LEAST_WATCH_S", 0.0)
+        monkeypatch.setattr(
+            "gemmtune.selector.session.measure_limits",
+            lambda device, label, known: {name: value for name, value in _limits(device, label).items() if name not in known},
+        )
+        yield
 
 
 @pytest.fixture

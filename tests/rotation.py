@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-__all__ = ["HEAVY", "VARIABLE", "WHOLE", "choose", "header", "number", "rotated", "takes", "thinned"]
+__all__ = ["HEAVY", "VARIABLE", "WHOLE", "WITHOUT_HEAVY", "choose", "header", "number", "rotated", "takes", "thinned"]
 
 T = TypeVar("T")
 
@@ -28,7 +28,9 @@ HEAVY: Mapping[str, int] = {
     "a bug of long sums": 4,
     "AOTInductor": 4,
 }
-"""Cases of many seconds, with their numbers of turns. A commit takes one of them, so that no run has several."""
+"""Cases of many seconds, with their numbers of turns. A commit takes one of them or none, so that no run has several."""
+WITHOUT_HEAVY = sum(HEAVY.values())
+"""Number of turns without such a case, which are half of all."""
 
 
 def choose() -> None:
@@ -71,7 +73,7 @@ def _has_turn(turn: int, every: int) -> bool:
 
 def takes(heavy: str) -> bool:
     """Return True if this run takes that one of ``HEAVY``."""
-    turns = [name for name, count in HEAVY.items() for _ in range(count)]
+    turns = [name for name, count in HEAVY.items() for _ in range(count)] + [""] * WITHOUT_HEAVY
     return heavy in rotated(turns, len(turns), "heavy")
 
 

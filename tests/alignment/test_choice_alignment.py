@@ -79,7 +79,7 @@ def triton_choices(problem: Problem, arch: str) -> Iterator[tuple[Problem, Kerne
             yield problem, choice
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 @given(on_gpu, st.sampled_from(GPUS))
 def test_triton_is_promised_no_divisor_that_a_size_stride_or_address_lacks(problem: Problem, arch: str) -> None:
     for given_problem, choice in triton_choices(problem, arch):
@@ -89,7 +89,7 @@ def test_triton_is_promised_no_divisor_that_a_size_stride_or_address_lacks(probl
             assert value is None or value % argument.divisor == 0, (choice.name, argument, value)
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 @given(on_gpu)
 def test_triton_is_promised_nothing_of_operands_that_are_copied_first(problem: Problem) -> None:
     for choice in load("triton").enumerate(problem, preset("sm90"), QUICK).choices:
@@ -130,7 +130,7 @@ def corners(layout: Layout, contiguous: int) -> Iterator[int]:
         yield sum(p * s for p, s in zip(place, layout.stride, strict=True))
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 @given(on_gpu, st.sampled_from(["sm80", "sm90"]))
 def test_stages_are_offered_only_where_an_operand_can_be_copied_asynchronously(problem: Problem, arch: str) -> None:
     for given_problem, choice in triton_choices(problem, arch):
@@ -152,7 +152,7 @@ def test_unaligned_addresses_make_nothing_legal_and_no_access_wider(problem: Pro
         assert all(x.width >= y.width for x, y in zip(one.staging(config), other.staging(config), strict=True))
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 @given(problems(), st.integers(1, 7), st.sampled_from(["avx512", "avx2", "portable"]))
 def test_cpp_serves_every_address_alike(problem: Problem, offset: int, arch: str) -> None:
     here, moved = (

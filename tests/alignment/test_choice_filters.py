@@ -20,7 +20,7 @@ from gemmtune.problem import Problem
 from gemmtune.selector.offers import offers_for
 from gemmtune.settings import Settings
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(8)
 
 lists = st.sampled_from(sorted(PROBLEMS))
 SOME = rotated(sorted(PROBLEMS), 8, "filters")
@@ -56,7 +56,7 @@ def kept(choices: Sequence[Choice], allow: str | None = None, deny: str | None =
     return names_of(filtered(Offers(choices=choices), settings, templates=TEMPLATES).choices)
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 def test_the_lists_have_every_backend() -> None:
     assert {choice.backend for name in PROBLEMS for choice in choices_of(name)} == set(BACKENDS) - {"own"}
     assert any(choice.name.endswith("_pad") for choice in choices_of("sm90-mm-bf16-odd"))

@@ -336,7 +336,7 @@ def test_sizes_share_a_compilation_where_their_paths_do() -> None:
     assert key(512, 512, 512) != key(500, 512, 512)
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_architecture_matrix_has_every_operation_and_compilation_once(arch: str) -> None:
     choices = matrix_choices(arch, "quick", settings=Settings(backends=("ck",)))

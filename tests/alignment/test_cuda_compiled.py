@@ -55,7 +55,7 @@ from gemmtune.problem import Problem
 from gemmtune.toolchain.compiled import find_cuobjdump
 from gemmtune.toolchain.cubin import find_cubin_compiler
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(8)
 
 MOST_LINES = 10_000
 """Maximum lines of a SASS listing, at two lines per instruction. Code that runs once must be fetched from memory."""

@@ -40,7 +40,7 @@ def only(backend: str, **changes: object) -> object:
     return settings.patch(backends=(backend,), max_profiling_configs=1, fallback_to_aten=False, verify=False, **changes)
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("moved", ["a", "b"])
 @cases
 @backends

@@ -111,6 +111,7 @@ def _offered(backend: str, part: int, watched: Watched) -> dict[str, str]:
     }
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("backend", [pytest.param(name, marks=needs("cutlass") if name == "cutlass" else ()) for name in DEVICES])
 def test_backends_offer_what_they_offered(backend: str) -> None:
     for part in rotated(range(PARTS), PARTS, backend):

@@ -126,6 +126,7 @@ def test_tables_of_mixed_products_have_the_same_configs() -> None:
     assert preferred() == json.loads(FILE.read_text())["preferred"]
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_models_rank_choices_as_before(backend: str) -> None:
     assert ranked(backend) == json.loads(FILE.read_text())[backend]

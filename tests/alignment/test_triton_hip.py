@@ -21,7 +21,7 @@ from gemmtune.device import preset
 from gemmtune.problem import Problem
 from gemmtune.settings import Settings
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(9)
 
 ARCHS = ("gfx90a", "gfx942")
 LARGE = Problem.mm(4096, 4096, 4096, device_type="cuda")

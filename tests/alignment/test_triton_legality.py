@@ -28,7 +28,7 @@ from gemmtune.effort import EFFORT
 from gemmtune.problem import Layout, Precision, Problem
 from gemmtune.settings import Settings
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(8)
 
 GPUS = sorted(name for name, info in PRESETS.items() if info.type != "cpu")
 BACKEND = load("triton")

@@ -28,7 +28,7 @@ from gemmtune.problem.trace import trace
 from gemmtune.settings import Settings
 from gemmtune.toolchain.compiled import CompiledChoice
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(9)
 
 CUDA: dict[str, Any] = {"device_type": "cuda"}
 E4M3 = torch.float8_e4m3fn
@@ -208,7 +208,7 @@ def test_one_and_two_rows_of_bytes_need_no_tensor_cores() -> None:
     assert "each weight" in (why_not_words_vector(_large(1, dtype_b=torch.uint8, zeros=True), device) or "")
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 @pytest.mark.parametrize(
     ("dtype", "arch"), rotated([*itertools.product((torch.float16, torch.bfloat16), ARCHS)], 3, "vector"), ids=str
 )
@@ -249,7 +249,7 @@ def test_kernels_compile_within_predicted_resources_to_the_expected_instructions
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 def test_warp_group_multiplications_end_before_their_registers_are_overwritten() -> None:
     pytest.importorskip("triton", reason="compiles with Triton")
     choice = next(

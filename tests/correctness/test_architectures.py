@@ -44,7 +44,7 @@ from gemmtune.toolchain.compiled import Artifact, CompiledChoice, cubin_usage
 from gemmtune.toolchain.triton_kernels import initialise, use_ptx
 
 pytest.importorskip("triton", reason="compiles with Triton")
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(8)
 
 FEW = {name: matrix_problems()[name] for name in ("mm-bf16-nt", "mm-f32-nt", "baddbmm-f64-tt")}
 
@@ -77,7 +77,7 @@ class TestProblems:
 
 
 class TestChoices:
-    @pytest.mark.turn(0, 4)
+    @pytest.mark.turn(0, 8)
     @pytest.mark.parametrize("arch", ARCHITECTURES)
     def test_each_compilation_occurs_once_grouped_by_problem(self, arch: str) -> None:
         problems = dict(rotated(list(matrix_problems().items()), 19, arch))
@@ -105,7 +105,7 @@ class TestChoices:
             matrix_choices("sm80")
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 @pytest.mark.parametrize("arch", rotated(["sm75", "sm80", "sm90", "sm100"], 4, "clean"))
 def test_the_matrix_of_a_few_choices_is_clean(arch: str) -> None:
     stages: list[tuple[str, int, int]] = []
@@ -121,7 +121,7 @@ def test_the_matrix_of_a_few_choices_is_clean(arch: str) -> None:
 class TestPlantedFaults:
     """Kernels with one fault each, which the matrix must report."""
 
-    @pytest.mark.turn(0, 4)
+    @pytest.mark.turn(4, 8)
     @pytest.mark.parametrize(
         ("choice", "found"),
         [
@@ -302,7 +302,7 @@ class TestForward:
         assert forward.from_ptx
         assert not choice.from_ptx
 
-    @pytest.mark.turn(3, 4)
+    @pytest.mark.turn(3, 8)
     def test_padded_choices_load_both_kernels_from_ptx(self, driver: FakeDriver) -> None:
         problem = Problem.mm(300, 301, 299, device_type="cuda")
         padded = [c for c in matrix_choices("sm80", "quick", problems={"odd": problem}) if isinstance(c, PaddedChoice)]

@@ -129,7 +129,7 @@ def test_a_layer_follows_the_encoding_of_its_weight(picked):
     assert {*picked} == {"mixed_mm"}
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 def test_quantized_layers():
     for kind, bias in (("int8", True), ("int4", False), ("float8", True)):
         quantized = gemmtune.quantize_(nn.Linear(K, N, bias=bias), kind, group=32)
@@ -181,7 +181,7 @@ def functions() -> dict[str, Runs]:
     }
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 def test_functions_in_use(picked):
     found = {name: differences(used(runs), runs) for name, runs in functions().items()}
     assert not any(found.values()), found
@@ -195,7 +195,7 @@ class Unchanged(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 def test_functions_while_recording():
     def watched(runs: Runs) -> Runs:
         def run(x: Any) -> Any:

@@ -133,6 +133,7 @@ def test_int_mm_on_cuda_refuses_with_a_reason() -> None:
     assert refusals(17, 8, 12) == ["on a GPU it takes multiples of 8 for K, got 12"]
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
 @pytest.mark.parametrize(
     ("dtype_b", "encoding"),

@@ -139,7 +139,7 @@ RELATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """How the tensor of one place is made of that of another place."""
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("op", FUSED)
 def test_an_operand_may_stand_in_two_places(op: str):
     fused = FUSED[op]

@@ -35,7 +35,7 @@ def made(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, tuple[torch.
     return bsr.to_dense(), (crow, col, values.clone().requires_grad_(dtype.is_floating_point)), torch.ones(48, 3).to(dtype)
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 def test_opcheck() -> None:
     _, weight, x = made()
     x.requires_grad_()
@@ -56,7 +56,7 @@ def test_opcheck() -> None:
     assert torch.equal(OPS.bsr_mm(crow, col, values, ones), (integers.int() @ ones.int()))
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 @pytest.mark.parametrize("size", [(48,), (2, 3, 48)])
 def test_linear(size: tuple[int, ...]) -> None:
     _, (crow, col, values), _ = made()
@@ -81,7 +81,7 @@ def test_compiled_functions_hold_them_as_one_node() -> None:
     assert torch.allclose(compiled(x), torch.relu(dense @ x) + 1)
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 def test_compiled_code_with_a_sparse_tensor_runs_as_without_the_compiler() -> None:
     model, x = gemmtune.sparsify_(torch.nn.Linear(32, 32), block=16), torch.randn(5, 32)
     gemmtune.optimize(model)

@@ -31,7 +31,7 @@ def drawn(dtype: torch.dtype, density: float = 0.4) -> tuple[torch.Tensor, torch
     return inp, *(torch.randn(size, generator=generator).to(dtype) for size in ((64, 40), (40, 48)))
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("way", ["torch", "dense", "batched", "grouped"])
 def test_every_way_has_the_blocks_that_exist(way: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ def wrong_by_the_kernels() -> list[object]:
     return wrong
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 def test_the_kernels_are_attention(interpreted: Run) -> None:
     assert interpreted(wrong_by_the_kernels) == []
 
@@ -125,7 +125,7 @@ def compiled(*given: Tensor, policy: Any = None, **how: Any) -> tuple[Tensor, Wa
         return chosen(*given, **how), watching
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 def test_a_graph_runs_ours_without_repeating_heads() -> None:
     q, k, v, bias = operands((8, 4, 96, 64, "causal"))
     got, watching = compiled(q, k, v, bias)
@@ -151,7 +151,7 @@ def found_in(*given: Tensor, **how: Any) -> list[Attention]:
     return [x for graph in graphs for x in attention_of(graph.nodes)]
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 def test_what_is_found_and_what_stays_torchs() -> None:
     q, k, v, bias = operands((8, 4, 96, 64, "causal"))
     (found,) = found_in(q, k, v, bias)
@@ -165,7 +165,7 @@ def test_what_is_found_and_what_stays_torchs() -> None:
     assert found_in(q, k, v, is_causal=True) == []
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 def test_a_graph_for_any_number_of_keys_runs_ours() -> None:
     given = operands((8, 4, 96, 64, "causal"))
     q, k, v, bias = given
@@ -243,7 +243,7 @@ def gpu_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 def test_a_tuned_graph_has_verified_and_timed_configs(gpu_on_a_cpu: pytest.MonkeyPatch) -> None:
     """Tune on a CPU. One config is wrong, and one does not fit."""
     monkeypatch = gpu_on_a_cpu

@@ -54,7 +54,7 @@ def given(tokens: int, experts: int, device: str = "cpu", dtype: torch.dtype = t
     return x.to(device, dtype), scores.to(device), w.to(device, dtype)
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 def test_a_compiled_mixture_has_right_results() -> None:
     assert_right_as_compiled(*given(24, 48))
 

@@ -50,7 +50,7 @@ def rows(length: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(2, length, width, generator=torch.Generator().manual_seed(length)).to(dtype)
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 def test_training_with_dynamic_sizes(fused):
     model = Mlp().bfloat16()
     exact, compiled = in_float64(model), torch.compile(model, fullgraph=True, dynamic=True)
@@ -64,7 +64,7 @@ def test_training_with_dynamic_sizes(fused):
     assert all(d.taken for d in decisions.decisions)
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 def test_the_backward_pass_copies_no_transpose_of_a_gradient(fused):
     def gated(x: Tensor) -> Tensor:
         return torch.nn.functional.silu(x @ gate.t()) * (x @ up.t())
@@ -75,7 +75,7 @@ def test_the_backward_pass_copies_no_transpose_of_a_gradient(fused):
     assert not re.search(r"empty_strided_cpu\([^()]*\([^()]*\), \(1, ", backward)
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 def test_a_transformer_block_calls_planned_products(fused):
     model = Block()
     x = rows(5, 32)
@@ -105,7 +105,7 @@ def test_branches_call_functions_that_their_module_imports(fused):
     assert code.count("gemmtune_extern_kernels.ready(") == 2
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 def test_a_change_of_the_store_invalidates_cached_graphs(own_store):
     x = rows(3, 24)
     model = Mlp()
@@ -137,7 +137,7 @@ def test_the_entry_point_compiles_by_inductor_with_the_pass(fused, own_store):
     assert [d.taken for d in gemmtune.explain(compiled).decisions] == ["alone"]
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 def test_a_computed_weight_serves_a_batch_of_matrices_with_gaps(fused):
     """A quantized weight that torch dequantizes, for example. One weight then serves each matrix of a batch."""
     x, weight = rows(5, 24), rows(24, 16)[0].t()
@@ -179,7 +179,7 @@ def test_explain_distinguishes_functions_and_modules_that_share_code(fused, make
     assert decisions == [[24], [40]]
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 def test_the_fastest_measured_variant_of_a_gemm_runs(own_store):
     model, x = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(approximate="tanh")), rows(8, 64)[0]
     decisions = []
@@ -257,7 +257,7 @@ def variant_of(alone: gemmtune.Problem, problem: gemmtune.Problem, **options: An
     return CompiledVariant(name="variant", backend="compiled", problem=problem, claims=claims, runs=(), alone=alone, **options)
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 @pytest.mark.parametrize("variant", ["untouched", "alone"])
 def test_timed_variants_write_into_out(variant):
     alone = gemmtune.Problem.addmm(6, 8, 5, dtype=torch.float32, device_type="cpu")
@@ -269,7 +269,7 @@ def test_timed_variants_write_into_out(variant):
         torch.testing.assert_close(out, torch.relu(torch.addmm(c, a, b)))
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 @pytest.mark.parametrize(("preset", "pdl", "overlapping"), [("sm90", True, True), ("sm90", False, False), ("sm80", True, False)])
 def test_timing_overlaps_kernels_only_if_inductors_do(preset, pdl, overlapping):
     with inductor_config.patch({"triton.enable_pdl": pdl}):

@@ -122,7 +122,7 @@ def test_an_empty_product_stays_torchs(size):
     assert [(d.taken, d.reason) for d in made] == [("", "nothing to multiply")]
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", rotated([torch.float32, torch.bfloat16], 2, "rewritten models"))
 @pytest.mark.parametrize(("model", "gemms"), [(Mlp(), 6), (Block(), 15)])

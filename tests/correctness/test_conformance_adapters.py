@@ -29,7 +29,7 @@ UNSOUND = ("alpha-beta", "subnormal")
 """Properties that torch's own operations fail in bfloat16 on some CPUs. docs/conformance.md has the findings."""
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("target", ["numpy_matmul", "torch_ops:dense", "torch_ops:float8_cpu", "torch_ops:weights"])
 def test_passes_some_cases_of_each_property(target: str) -> None:
     runner = InProcessRunner(SubjectSpec(target=f"{PACKAGE}.{target}"), "cpu")

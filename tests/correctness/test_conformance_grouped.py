@@ -94,6 +94,7 @@ def test_a_right_product_passes() -> None:
     assert not wrong
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(("form", "name"), [("rows", x) for x in ROWS] + [("terms", x) for x in TERMS])
 def test_wrong_products_are_found(form: str, name: str) -> None:
     if name == "right":
@@ -180,7 +181,7 @@ def every_case(op: str) -> list[Case]:
     return sorted(cases, key=lambda case: case.m * case.n * case.k)
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("op", GROUPED)
 def test_each_grouped_operation_has_cases_that_a_right_product_passes(op: str) -> None:
     cases, gemm = every_case(op), NamespaceSubject("right", Grouped(), EVERY)
@@ -206,7 +207,7 @@ def has(op: str, name: str) -> bool:
     return given[name]
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.op}-{mutant.diagnosis}".replace(" ", "_"))
 def test_mutants_of_each_operation_are_killed_with_their_diagnosis(mutant: Mutant) -> None:
     wrong, diagnoses = NamespaceSubject("mutant", mutant.gemm, EVERY), set()

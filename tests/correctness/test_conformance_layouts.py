@@ -84,7 +84,7 @@ def repeated_rows_as_one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b / 2 if 0 in b.stride() else a @ b
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize(
     ("name", "function", "case"),
     [

@@ -21,7 +21,7 @@ OUT = {"out": True}
 Product = Callable[..., torch.Tensor]
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("name", [p.name for p in memory.PROPERTIES])
 def test_torch_conforms(name: str) -> None:
     assert_conforms(name, torch_subject())
@@ -208,7 +208,7 @@ def landed() -> dict[tuple[int, int], float]:
     return found
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 def test_results_land_in_poison(landed: dict[tuple[int, int], float]) -> None:
     """Check that nearly all results do. Neither the C library nor torch promises it, and heaps differ between processes."""
     missed = {case: share for case, share in landed.items() if share <= 0.5}

@@ -43,6 +43,7 @@ def runner(mutant: Mutant) -> Iterator[Runner]:
     made.close()
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     "mutant",
     [pytest.param(mutant, id=mutant.name, marks=pytest.mark.gpu if mutant.cuda else ()) for mutant in TRIED],

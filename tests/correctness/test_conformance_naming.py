@@ -84,7 +84,7 @@ def test_a_call_that_is_right_when_repeated_is_named() -> None:
     assert set(names[1:]) == {DIFFERS}
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 def test_a_dropped_row_is_not_named_a_dropped_block_of_k() -> None:
     """Check one-hot rows: a missing row could be explained by its K as well as by the row, and the row is named."""
 
@@ -107,7 +107,7 @@ def summary_of(target: str) -> Summary:
         return summarise(run, [run.judge(case) for case in run.cases()], narrowed=True, seconds=1)
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 @pytest.mark.parametrize(
     ("target", "looks_like"),
     rotated(

@@ -35,6 +35,7 @@ def sampled(cases: Mapping[str, Iterator[Case]], seeds: Sequence[int]) -> list[C
     return [random.Random(seed).choice(known[names[seed]]).changed(seed=seed) for seed in seeds]
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("right", RIGHT, ids=lambda right: right.name)
 def test_right_gemm_passes(right: Right) -> None:
     runner = InProcessRunner(right.spec, "cpu")

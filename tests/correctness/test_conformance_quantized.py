@@ -41,13 +41,13 @@ def plain(traits: Traits = QUANTIZED_ONLY) -> Subject:
     return NamespaceSubject("plain", Gemm(gemm_traits=traits), traits)
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("name", rotated(NAMES, 2, "right quantized"))
 def test_a_right_gemm_conforms(name: str) -> None:
     assert_conforms(name, plain())
 
 
-@pytest.mark.rotates(6)
+@pytest.mark.rotates(9)
 @pytest.mark.parametrize("name", NAMES)
 def test_cases_are_allowed_and_have_ids(name: str) -> None:
     scope = Scope(traits=QUANTIZED_ONLY, level=Level.FULL)
@@ -127,7 +127,7 @@ def test_packed_weights_have_an_even_k() -> None:
     assert not scope.allows(found[0].changed(k=7))
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 @given(data=st.data())
 @settings(max_examples=60)
 def test_drawn_cases_state_problems(data: st.DataObject) -> None:

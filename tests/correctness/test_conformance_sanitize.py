@@ -74,7 +74,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     sanitizing._program.cache_clear()
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 def test_a_clean_run_has_no_findings(install: Install) -> None:
     install("fine")
     report = sanitize(SPEC, CASES[:1], "cuda", tools=("memcheck", "racecheck"))
@@ -103,7 +103,7 @@ def test_a_sanitizer_that_refuses_the_device(install: Install) -> None:
         sanitize(SPEC, CASES, "cuda", tools=("memcheck",))
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 def test_a_gemm_that_cannot_be_loaded(install: Install) -> None:
     install("fine")
     with pytest.raises(UnavailableError, match=r"did not run the cases: .*there is no module 'nowhere'"):

@@ -35,13 +35,13 @@ FAULTS_OF_TORCH = ("alpha-beta", "subnormal")
 """Properties that torch fails on some CPUs, see below."""
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_right_gemm_conforms(name: str) -> None:
     assert_conforms(name, made())
 
 
-@pytest.mark.rotates(6)
+@pytest.mark.rotates(9)
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in FAULTS_OF_TORCH])
 def test_torch_conforms(name: str) -> None:
     assert_conforms(name, torch_subject(ops=("mm", "addmm", "bmm", "baddbmm")))
@@ -63,7 +63,7 @@ def plain(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("name", ["integers", "one-hot-a", "width", "cancellation", "bound", "grade", "edges", "nan", "overflow"])
 def test_a_function_without_declarations_conforms(name: str) -> None:
     assert_conforms(name, subject_of(plain))
@@ -146,6 +146,7 @@ def moved(c: torch.Tensor | None, product: torch.Tensor) -> torch.Tensor | None:
     return c.unsqueeze(-1) if square and c is not None else c
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_broken_gemm_is_found(name: str) -> None:
     text, subject = BROKEN[name]
@@ -177,7 +178,7 @@ def test_the_grade_and_the_error_over_the_bound_are_reported() -> None:
     assert 0.5 < outcome.error_over_bound <= 1
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("level", list(Level))
 def test_cases_are_allowed_distinct_and_have_ids(name: str, level: Level) -> None:
@@ -191,7 +192,7 @@ def test_cases_are_allowed_distinct_and_have_ids(name: str, level: Level) -> Non
     assert {case.property_name for case in cases} == {name}
 
 
-@pytest.mark.rotates(6)
+@pytest.mark.rotates(9)
 @pytest.mark.parametrize(("level", "most"), [(Level.SMOKE, 900), (Level.FULL, 5000), (Level.EXHAUSTIVE, 26500)])
 def test_levels_keep_to_their_budget(level: Level, most: int) -> None:
     dense = made(ops=("mm", "addmm", "bmm", "baddbmm"), dtypes=("float32", "float16", "bfloat16", "float64"))

@@ -39,7 +39,7 @@ from gemmtune.selector.verify import Verifier
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
-pytestmark = [needs_compiler, pytest.mark.rotates(6)]
+pytestmark = [needs_compiler, pytest.mark.rotates(9)]
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ def test_any_layout_and_size(arch: str, dtype: torch.dtype, monkeypatch: pytest.
         checked += not choice.problem.empty
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 @as_shipped
 @on_each_isa
 @pytest.mark.parametrize("prepacked", rotated([False, True], 2, "offered"), ids=lambda x: "prepacked" if x else "plain")
@@ -136,7 +136,7 @@ def test_with_beta_zero_inp_is_not_read(arch: str) -> None:
     assert torch.equal(call(problem, arch, a, b, inp=inp, alpha=2.0, beta=0.0), torch.full((20, 40), 60.0))
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 @as_shipped
 @on_each_isa
 def test_half_is_as_accurate_as_float_sums(arch: str) -> None:

@@ -20,7 +20,7 @@ from gemmtune.settings import Settings
 
 CPU = torch.device("cpu")
 F16, F32, F64, I8 = torch.float16, torch.float32, torch.float64, torch.int8
-pytestmark = [pytest.mark.filterwarnings("ignore:Sparse BSR tensor support"), pytest.mark.rotates(4)]
+pytestmark = [pytest.mark.filterwarnings("ignore:Sparse BSR tensor support"), pytest.mark.rotates(8)]
 WORDS = {"device_type": "cpu", "prepacked": True}
 
 

@@ -17,7 +17,7 @@ from gemmtune.problem.epilogue import evaluate
 from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 
-pytestmark = [needs_compiler, pytest.mark.rotates(4)]
+pytestmark = [needs_compiler, pytest.mark.rotates(8)]
 NAN, INFINITY = float("nan"), float("inf")
 SPECIAL = (0.0, -0.0, 1.0, -1.0, NAN, INFINITY, -INFINITY, 1e-40, -1e-40, 65504.0, 65520.0, -7e4, 1e38, 6e-8, -3e-8)
 GRID = (
@@ -71,7 +71,7 @@ def apply_by_column(
     return got, evaluate(graph, acc.expand(-1, n).contiguous(), (which,)).float()
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 @as_shipped
 @on_each_isa
 def test_functions_of_an_epilogue(arch: str) -> None:
@@ -99,7 +99,7 @@ ROUNDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }  # fmt: skip
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 @as_shipped
 @on_each_isa
 def test_16_bit_nodes_round_as_torch_does(arch: str) -> None:

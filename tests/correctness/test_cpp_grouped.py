@@ -21,7 +21,7 @@ from gemmtune.selector.offers import legal_offers
 from gemmtune.selector.verify import Verifier
 from gemmtune.settings import Settings
 
-pytestmark = [needs_compiler, pytest.mark.rotates(4)]
+pytestmark = [needs_compiler, pytest.mark.rotates(8)]
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 WAYS = [{"mode": mode, "direct": direct} for mode in ("columns", "dots") for direct in (False, True)]
 G = 5
@@ -129,7 +129,7 @@ VERIFIED = {
 }
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 @as_shipped
 @pytest.mark.parametrize("name", rotated(list(VERIFIED), 6, "cpp grouped"))
 def test_verified_with_their_own_claims(name: str) -> None:

@@ -35,7 +35,7 @@ from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 
-pytestmark = [needs_compiler, pytest.mark.rotates(6)]
+pytestmark = [needs_compiler, pytest.mark.rotates(9)]
 WAYS = [
     *({"mode": mode, "prepacked": False} for mode in ("steps", "columns", "dots")),
     *({"mode": mode, "prepacked": True, "direct": True} for mode in ("steps", "columns")),
@@ -127,7 +127,7 @@ def test_partial_sums_may_overflow_int32(arch: str, way: dict) -> None:
         assert torch.equal(int_mm(arch, way, a, b.t().contiguous().t(), kc=kc).long(), exact(a, b))
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 @as_shipped
 @on_each_int8_isa
 @pytest.mark.parametrize("layout", rotated(["nn", "nt"], 2, "offered"))

@@ -36,7 +36,7 @@ from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 
-pytestmark = [needs_compiler, pytest.mark.rotates(6)]
+pytestmark = [needs_compiler, pytest.mark.rotates(9)]
 WEIGHTS = {
     "int8": (torch.int8, ""), "uint8": (torch.uint8, ""), "e4m3": (torch.float8_e4m3fn, ""), "e5m2": (torch.float8_e5m2, ""),
     "int4": (torch.uint8, "int4"), "uint4": (torch.uint8, "uint4"),
@@ -210,7 +210,7 @@ def random_case(rng: random.Random, arch: str) -> CppChoice | None:
     return next(iter(BACKEND.choices_of((config,), problem, device_for(arch)).choices), None)
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 @on_each_isa
 def test_any_layout_and_size(arch: str) -> None:
     rng = drawing(f"mixed {arch}")
@@ -225,7 +225,7 @@ def test_any_layout_and_size(arch: str) -> None:
         checked += not choice.problem.empty
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 @as_shipped
 @pytest.mark.parametrize("shape", rotated([(1, 300, 512), (40, 131, 300)], 2, "offered shape"), ids=str)
 @pytest.mark.parametrize("prepacked", rotated([False, True], 2, "offered"), ids=lambda x: "prepacked" if x else "plain")

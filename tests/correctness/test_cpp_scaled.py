@@ -15,7 +15,7 @@ from gemmtune.problem import Layout, Problem
 from gemmtune.problem.trace import trace
 from gemmtune.selector.verify import Verifier
 
-pytestmark = [needs_compiler, pytest.mark.rotates(4)]
+pytestmark = [needs_compiler, pytest.mark.rotates(8)]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 WAYS = [{"mr": 3, "mode": mode, "direct": direct} for mode in ("steps", "columns", "dots") for direct in (False, True)]
 SCALES = ("tensor", "row", "block_1x128", "block_128x128")
@@ -66,7 +66,7 @@ def test_results_are_rounded_once(arch: str, out_dtype: torch.dtype) -> None:
     assert assert_exact(scaled(9, 70, 200, scales="row", out_dtype=out_dtype), arch) >= 2
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 @as_shipped
 @on_each_isa
 @pytest.mark.parametrize("dtypes", rotated([(E4M3, E4M3), (E5M2, E4M3)], 2, "bias"), ids=str)

@@ -56,7 +56,7 @@ def test_results_pass_verification(name: str) -> None:
     assert_right(choice(problem, shape, **launched))
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 @needs_compiler
 def test_warps_with_blocks_at_opposite_ends_and_more_words_than_lanes() -> None:
     """Check warps that are as many steps apart as there are stages. x is infinite where no row has a block."""

@@ -20,7 +20,7 @@ from gemmtune.numerics.block_sparse import parts, sparse_of
 from gemmtune.problem import Layout, Problem
 from gemmtune.sparse import create_blocked_tensor
 
-pytestmark = [pytest.mark.filterwarnings("ignore:Sparse BSR tensor support"), pytest.mark.rotates(4)]
+pytestmark = [pytest.mark.filterwarnings("ignore:Sparse BSR tensor support"), pytest.mark.rotates(8)]
 
 
 def shape(block_n: int, warps: int = 2, stages: int = 2, stage_fragments: int = 2) -> Shape:
@@ -60,14 +60,14 @@ Verification adds patterns: ends of rows, empty rows, one long row, no blocks at
 """
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 @needs_compiler
 @pytest.mark.parametrize("name", rotated([*CASES], len(CASES), "bsr_skinny"))
 def test_results_pass_verification(name: str) -> None:
     assert_right(choice(*CASES[name]))
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 @needs_compiler
 @pytest.mark.parametrize("layout", ["nt", "tt"])
 def test_reads_x_only_at_blocks_and_inside_bounds(layout: str) -> None:
@@ -90,7 +90,7 @@ def test_reads_x_only_at_blocks_and_inside_bounds(layout: str) -> None:
     assert torch.equal(out, expected)
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 @needs_compiler
 def test_weight_without_blocks_returns_added_operand() -> None:
     problem = Problem.bsr_addmm(3, 32, 64, block=32, beta=2, bias="mn", density=0, device_type="cuda", prepacked=True)

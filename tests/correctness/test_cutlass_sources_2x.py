@@ -25,7 +25,7 @@ from gemmtune.problem.trace import trace
 from gemmtune.toolchain.nvcc import find_compiler
 from gemmtune.toolchain.structs import Strides
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(8)
 
 MISALIGNED, BAD_LAYOUT, BAD_PROBLEM, NOT_SUPPORTED = 1, 3, 4, 5
 """Values of cutlass::Status."""
@@ -134,7 +134,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("kernel", params)
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 @pytest.mark.slow
 @compiles
 def test_source_compiles_to_three_entry_points_without_workspace(kernel: str) -> None:
@@ -187,7 +187,7 @@ def check(name: str, launch: Launch) -> int:
     return int(library(name).check(ctypes.addressof(launch)))
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 @compiles
 @pytest.mark.parametrize(
     ("changes", "status"),
@@ -212,7 +212,7 @@ def test_refuses_unsupported_launch(changes: dict[str, object], status: int) -> 
     assert check("s8-plain", launch_of(**changes)) == status  # type: ignore[arg-type]
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 @compiles
 @pytest.mark.parametrize(
     ("name", "changes"),

@@ -63,7 +63,7 @@ def loss_and_gradients(model: nn.Module, given: Any, way: str) -> dict[str, Tens
     return {"logits": found.logits.detach()} | {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "silu", "gelu", "gelu_pytorch_tanh", "gelu_new"])
 def test_values_and_gradients_are_those_of_transformers(name):
     """Mixtral and Qwen3 gate by halves, gpt-oss has biases, interleaved gates and transposed matrices."""
@@ -131,7 +131,7 @@ def test_quantized_experts_have_the_values_of_grouped_mm(kind):
     assert torch.allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 @pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
 def test_quantized_experts_on_a_cpu_need_no_tuning(name, monkeypatch):
     """Experts divide the rows among them: so many times the rows of the rule run by the compiled kernel, in one product."""
@@ -170,7 +170,7 @@ def _with(model: Any, way: str) -> Any:
     return model
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 def test_compiled_experts_and_their_gradients():
     """Compiled grouped products of transformers have gradients in bfloat16 only."""
     experts, *given = one_layer("qwen3_moe")

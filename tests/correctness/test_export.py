@@ -39,7 +39,7 @@ def check(model: nn.Module, found) -> None:
         assert torch.allclose(found(x), model(x), atol=1e-5), rows
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 def test_export(exported, tmp_path: Path):
     model, program = exported
     check(model, program.module())

@@ -26,7 +26,7 @@ def never(own_store):
         yield
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 @pytest.mark.slow
 @pytest.mark.rotates(PARTS)
 @pytest.mark.parametrize("part", range(PARTS))

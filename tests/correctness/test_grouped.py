@@ -485,6 +485,7 @@ WRONG: dict[tuple[str, str], Callable[..., None]] = {
 }
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("mutant", WRONG, ids=" ".join)
 def test_verification_finds_what_is_wrong(mutant: tuple[str, str]) -> None:
     kind, name = mutant

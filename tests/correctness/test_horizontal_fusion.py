@@ -134,7 +134,7 @@ def test_shared_memory_does_not_move():
     assert model.view.data_ptr() == model.v.weight.data_ptr()
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 @pytest.mark.parametrize("kind", ["float", *rotated(["int4", "int8"], every=2, name="joined weights")])
 def test_a_fused_product_equals_the_separate_ones(kind, joined):
     model = laid_out(heads(kind), {"x": X})
@@ -149,7 +149,7 @@ def test_a_fused_product_equals_the_separate_ones(kind, joined):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 @pytest.mark.parametrize("name", rotated(["llama", "bert"], every=2, name="joined models"))
 def test_models(name, joined):
     model, inputs = made(name)
@@ -181,7 +181,7 @@ def test_only_several_rows_of_scales_are_copied_together():
     assert found == dict.fromkeys(found, ()) | copied
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("kind", ["float", "int4", "int8"])
 @pytest.mark.parametrize("move", [cloned, converted])
 def test_weights_that_are_no_longer_adjacent_are_multiplied_separately(kind, move, joined, monkeypatch):
@@ -271,7 +271,7 @@ def test_a_copy_that_graphs_read_follows_its_weights(monkeypatch):
     assert not wholes._gathered
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 def test_graphs_of_adjacent_and_separate_weights_have_different_keys(monkeypatch):
     found: list[Any] = []
     monkeypatch.setattr(rewriting.RewriteProducts, "__call__", lambda self, graph: found.append(adjacent_inputs()))
@@ -331,7 +331,7 @@ def compiled_decisions(model: nn.Module) -> tuple[Any, ...]:
     return gemmtune.explain(compiled).decisions
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 def test_measured_times_decide_on_fusion(own_store, monkeypatch):
     model = Heads()
     with torch.no_grad(), settings.patch(backends=("aten",), search="quick"):
@@ -362,7 +362,7 @@ def widened(decisions: Any) -> dict[str, Any]:
     return {role: x if role == "out" else dataclasses.replace(x, size=(*x.size[:-1], n)) for role, x in wide.items()}
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 def test_a_shared_epilogue_counts_for_the_first_product(monkeypatch):
     seen: list[Any] = []
     monkeypatch.setattr(
@@ -376,7 +376,7 @@ def test_a_shared_epilogue_counts_for_the_first_product(monkeypatch):
     assert (whole.n, [fused is None for _, fused in pairs]) == (128, [False, True])
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 def test_fused_epilogues_are_timed_against_inductors_kernels(own_store, monkeypatch):
     alone = gemmtune.Problem.mm(10, 64, 64, dtype=torch.float32, device_type="cpu")
     fused = dataclasses.replace(alone, epilogue=trace(torch.relu, torch.float32, ()))

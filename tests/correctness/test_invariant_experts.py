@@ -88,7 +88,7 @@ def test_a_token_has_its_bits_in_any_batch(name: str):
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 def test_graphs_and_gradients_have_the_bits():
     importlib.import_module("gemmtune.integration.huggingface")
     model, ids = model_of("Mixtral"), tokens(3, 4)

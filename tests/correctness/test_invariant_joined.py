@@ -71,7 +71,7 @@ def compiled_quickly(model: nn.Module) -> Any:
     return torch.compile(model, fullgraph=True, dynamic=False, backend=rewriting_backend(FixedPolicy("")))
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 @needs("models")
 def test_a_step_of_a_llama_has_the_products_of_the_free_one(monkeypatch: pytest.MonkeyPatch):
     """Of seven layers of a block four products are left: q with k and v, o, gate with up, and down."""
@@ -106,7 +106,7 @@ def looks_of(model: nn.Module) -> dict[str, Any]:
     return {name: (x.stride(), x.untyped_storage().nbytes(), values[name]) for name, x in model.state_dict().items()}
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 @pytest.mark.parametrize("kind", ["float", "int8"])
 def test_eager_and_compiled_rows_have_equal_bits(kind: str, monkeypatch: pytest.MonkeyPatch):
     """So do the separate products of weights that were moved, and those of a graph with dynamic sizes."""
@@ -137,7 +137,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return runs
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 def test_bits_are_compared_for_each_precision_and_number_of_rows(monkeypatch: pytest.MonkeyPatch):
     """A table is of one precision of torch, and so is what was compared. It does not matter how rows are batched."""
     model = optimized(Block())
@@ -152,7 +152,7 @@ def test_bits_are_compared_for_each_precision_and_number_of_rows(monkeypatch: py
     assert counts == [4, 4, 8, 12]
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 def test_training_steps_follow_changed_weights():
     """Weights that an optimizer changes stay adjacent, and no product reads a copy of them."""
     models = [optimized(Block()), Block()]
@@ -170,7 +170,7 @@ def test_training_steps_follow_changed_weights():
         assert products(lambda: trained[0](X)) == [2, 0, 0]
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 def test_layers_take_the_class_of_stored_tables_or_stay_apart(backend: SummingBackend, caplog: pytest.LogCaptureFixture):  # noqa: F811
     """Tables of q that another model made decide for all of them. Tables of several classes keep the layers apart."""
     caplog.set_level("INFO", logger="gemmtune")
@@ -201,7 +201,7 @@ class Pair(nn.Module):
         return torch.cat((self.first(x), self.second(x)), -1)
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 @pytest.mark.parametrize("kind", ["float", "int8"])
 def test_the_pass_joins_under_the_setting(kind: str, monkeypatch: pytest.MonkeyPatch):
     """Layers without our forwards are torch's products in a graph. Moved weights run apart, with the same bits."""
@@ -231,7 +231,7 @@ def halved(x: Tensor, layer: nn.Linear) -> Tensor:
     return summed(x, layer.weight.t(), LENGTHS["halves"](1)) + layer.bias
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 def test_products_whose_bits_differ_stay_apart(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     """A kernel may declare a class and sum otherwise for many columns. Nobody saw that by its rows."""
 
@@ -247,7 +247,7 @@ def test_products_whose_bits_differ_stay_apart(monkeypatch: pytest.MonkeyPatch, 
         assert products(lambda: compiled(X)) == [0, 5, 0]
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 def test_the_joined_operator_passes_torchs_checks():
     model = optimized(Block())
     layers = (model.q, model.k, model.v)

@@ -83,7 +83,7 @@ def test_a_compiled_model_with_dynamic_shapes_takes_the_table(backend: RowedBack
     assert {plan.problem.m: plan.choice.name for plan in ready._plans.values()} == {7: "fake:low", 25: "fake:high"}
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 def test_the_rule_serves_what_the_measured_table_does_not(backend: RowedBackend):
     """Example rows end a table early. The choices of the rule stay in force above it."""
     wide = gemmtune.tune(problem(2), m=(1, 4096), progress=False)[0]
@@ -98,7 +98,7 @@ def test_the_rule_serves_what_the_measured_table_does_not(backend: RowedBackend)
     assert "by the rule" in found[18].origin
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 def test_rows_are_given_without_inputs(backend: RowedBackend, ran: list[tuple[int, str]]):
     model = gemmtune.optimize(nn.Sequential(layer(), nn.ReLU()), m=range(1, 65), progress=False)
     with torch.no_grad():

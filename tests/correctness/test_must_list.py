@@ -118,7 +118,7 @@ def test_linear_with_bias(place: str) -> None:
 BIASES = {"mn": lambda m, n: (m, n), "n": lambda m, n: (n,), "m1": lambda m, n: (m, 1)}
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @everywhere
 @pytest.mark.parametrize("bias", BIASES)
 def test_addmm(place: str, bias: str) -> None:

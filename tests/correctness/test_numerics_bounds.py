@@ -66,6 +66,7 @@ def made(data: str, dtype: torch.dtype, seed: int, alpha: float = 1, beta: float
     return Operands(a=a, b=b, out=torch.empty(0), inp=inp, extra=(), alpha=alpha, beta=beta)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)

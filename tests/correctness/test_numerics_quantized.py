@@ -94,7 +94,7 @@ def test_packing_and_picking_agree_with_unpacking(encoding: Any) -> None:
     assert torch.equal(gathered_numbers(stored, encoding, index), everything[index])
 
 
-SOME = rotated(list(PROBLEMS), 2, "numerics quantized")
+SOME = rotated(list(PROBLEMS), 4, "numerics quantized")
 on_some = pytest.mark.parametrize("problem", [PROBLEMS[name] for name in SOME], ids=SOME)
 
 

@@ -95,7 +95,7 @@ def comparable_float8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "allclose", comparing)
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.usefixtures("comparable_float8")
 @pytest.mark.parametrize("name", OPERATORS)
 def test_torch_finds_nothing_wrong_with_the_operator(name: str):
@@ -103,7 +103,7 @@ def test_torch_finds_nothing_wrong_with_the_operator(name: str):
     opcheck(getattr(torch.ops.gemmtune, name).default, tensors, words)
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.usefixtures("comparable_float8")
 @pytest.mark.parametrize("name", OPERATORS)
 def test_torch_finds_nothing_wrong_with_its_form_that_writes_into_out(name: str):

@@ -102,7 +102,7 @@ def test_vmap_over_narrow_operands():
     torch.testing.assert_close(got, A.float() @ (b.float() * scale[:, None]))
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 @pytest.mark.usefixtures("warm")
 def test_compiled_autograd_runs_the_gradients_of_operators():
     x = A.clone().requires_grad_()

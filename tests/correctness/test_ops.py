@@ -44,6 +44,7 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> N
     assert (got.double() - want).abs().max() <= eps * want.abs().max()
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_values(op: str, dtype: torch.dtype):
@@ -67,7 +68,7 @@ def test_out_is_filled_and_returned(op: str):
         assert_close(out, want, torch.float32)
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (2.5, 1), (1, 0), (0, 1), (-0.5, 0.75), (0, 0)])
 @pytest.mark.parametrize("op", ["addmm", "baddbmm"])
 def test_scalars(op: str, alpha: float, beta: float):

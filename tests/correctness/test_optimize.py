@@ -98,7 +98,7 @@ def test_an_optimized_model_keeps_values_and_gradients(name, done):
     assert all(torch.equal(x, state[key]) for key, x in model.state_dict().items())
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 def test_copies_hooks_compilation_and_new_picks(done):
     model, inputs = made("mlp")
     expected = result(model, inputs)
@@ -139,7 +139,7 @@ def test_one_token_of_a_sequence_runs_the_pick_of_a_row(done):
         assert done == ["addmm"], place
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     "listener",
@@ -203,7 +203,7 @@ def test_a_shallow_copy_of_a_layer_is_optimized_and_restored_separately():
     assert is_optimized(layer)
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 def test_quantized_weights_run_their_own_picks(done):
     model, inputs = made("mlp")
     gemmtune.optimize(gemmtune.quantize_(model, "int4", group=32))
@@ -221,7 +221,7 @@ def test_quantized_weights_run_their_own_picks(done):
     assert model[0].bias.grad is not None
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 @pytest.mark.parametrize("kind", ["int4", "int8"])
 def test_graphs_for_inference_read_the_parts_of_narrow_weights(kind, own_store, monkeypatch):
     monkeypatch.setattr(modules, "BY_PARTS", True)
@@ -251,7 +251,7 @@ def test_graphs_for_inference_read_the_parts_of_narrow_weights(kind, own_store, 
     assert vars(marked) == {STATIC: getattr(model[0].weight.tensor, STATIC)}, "CUDA graphs do not copy the parts"
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 @pytest.mark.parametrize("kind", ["", "int4", "sparse"])
 def test_eager_calls_with_new_sizes_compile_nothing_again(kind, own_store):
     torch._dynamo.reset()
@@ -327,7 +327,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 def test_use_runs_picks_for_torchs_products_only(done):
     with gemmtune.record() as recording:
         expected = {name: call() for name, (call, _) in FUNCTIONS.items()}

@@ -40,7 +40,7 @@ def target_of(gemm: str) -> str:
     return gemm if ":" in gemm else f"own_gemms:{gemm}"
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 def test_a_declared_reduction_is_proved(own_store: Path):
     """A GEMM that declares nothing, and one that does not hold what it declares, leave the range without a class."""
     refused = {
@@ -70,7 +70,7 @@ def only(*gemms: object, **changes: object):
     return settings.patch(backends=("aten",), extra_choices=gemms, **changes)
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 def test_a_broken_gemm_does_not_affect_others(own_store: Path):
     gemms = ["right", *own_gemms.BROKEN]
     targets = [f"own_gemms:{gemm}" for gemm in gemms]
@@ -122,7 +122,7 @@ def _calls() -> dict[str, tuple[tuple[torch.Tensor, ...], dict[str, object]]]:
     }
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("op", OPS)
 def test_each_operation_is_raced_and_called(op: str, own_store: Path):
     operands, keywords = _calls()[op]
@@ -146,7 +146,7 @@ def test_refusal_names_the_declared_values():
     assert refusal.reason == "op: got mixed_grouped_mm, but ops declares mm"
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 def test_a_gemm_is_picked_called_explained_stored_and_imported_by_another_store(own_store: Path, tmp_path: Path):
     with only(own_gemms.right, choice_denylist_regex="^aten"):
         gemmtune.tune(MM, progress=False)
@@ -173,7 +173,7 @@ def test_graphs_of_torch_compile_call_it(own_store: Path):
     assert [decision.taken for decision in made] == ["alone"]
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 def test_scalars_and_out_are_passed_as_declared(own_store: Path):
     bias = torch.randn(5)
     with only("own_gemms:right_addmm", choice_denylist_regex="^aten"):
@@ -183,7 +183,7 @@ def test_scalars_and_out_are_passed_as_declared(own_store: Path):
             assert gemmtune.explain("addmm", bias, A, B, beta=2.0).pick == "aten:addmm"
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 def test_a_function_without_declarations_is_observed(own_store: Path):
     gemms = [target_of(gemm) for gemm in own_gemms.UNDECLARED]
     with only(*gemms, tune_in_subprocess=True, search="quick"):
@@ -197,7 +197,7 @@ def test_a_function_without_declarations_is_observed(own_store: Path):
         assert all(o.from_store for o in gemmtune.tune(MM, progress=False)[0].outcomes)
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 def test_errors_of_a_function_without_declarations_say_what_it_does_not_take(own_store: Path):
     products = {
         "bmm": Problem.bmm(2, 4, 5, 33, dtype=torch.float32, device_type="cpu"),
@@ -212,7 +212,7 @@ def test_errors_of_a_function_without_declarations_say_what_it_does_not_take(own
             assert refused.reason == "not for this problem: NotImplementedError: float32 matrices alone"
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 def test_an_undeclared_function_may_sum_in_any_order_where_that_is_allowed(own_store: Path):
     with only(own_gemms.undeclared_in_random_order, tune_in_subprocess=True, search="quick"):
         [strict] = gemmtune.tune(MM, progress=False)
@@ -306,7 +306,7 @@ def test_another_source_or_declaration_is_another_choice(module: Path, own_store
         first.build()
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 def test_a_whole_backend_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_store: Path):
     shutil.copy(Path(__file__).parents[1] / "unit" / "toy_backend.py", tmp_path / "toy_of_others.py")
     monkeypatch.syspath_prepend(tmp_path)

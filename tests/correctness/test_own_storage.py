@@ -356,7 +356,7 @@ def train(rank: int, folder: str, wrapper: str) -> list[Tensor]:
 @pytest.mark.turn(1, 6)
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without torch.distributed")
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
 def test_training_on_two_processes(wrapper, tmp_path):
     with process() as one, process() as two, ThreadPoolExecutor() as threads:

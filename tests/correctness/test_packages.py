@@ -74,7 +74,7 @@ def trained(model: nn.Module, given: dict[str, Tensor], folder: Any) -> tuple[li
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], trainer
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 def test_trainer_trains_and_saves_an_optimized_model(tmp_path):
     expected, _ = trained(*llama("plain"), tmp_path / "plain")
     model, given = llama("optimized")
@@ -130,7 +130,7 @@ def test_adapters_are_found_trained_saved_and_merged(kind, tmp_path):
         assert torch.allclose(result(merged, given), expected, atol=1e-5)
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 def test_accelerate_prepares_optimized_models_and_saves_quantized_ones(tmp_path):
     accelerator = accelerate.Accelerator(cpu=True)
     expected = losses(*llama("plain"))
@@ -192,7 +192,7 @@ def offloaded(model: nn.Module, how: str, folder: Any) -> nn.Module:
     return accelerate.dispatch_model(model, places, main_device="cpu", force_hooks=True)
 
 
-@pytest.mark.rotates(6)
+@pytest.mark.rotates(9)
 @pytest.mark.parametrize("how", ["cpu", "disk", "map"])
 @pytest.mark.parametrize("kind", ["optimized", "int8", "int4"])
 def test_accelerate_offloads(kind, how, tmp_path):

@@ -24,7 +24,7 @@ from gemmtune import QuantizedWeight, settings
 from gemmtune.errors import InvalidProblemError
 from gemmtune.integration.quantize import dequantize_, flatten_state_dict, unflatten_state_dict
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(8)
 
 transformers = Needed("transformers")
 KINDS = ("int4", "int8", "float8")
@@ -224,7 +224,7 @@ def test_models(name):
         assert close(result(model, inputs), result(dequantized(model), inputs), "int4")
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 @pytest.mark.parametrize(("name", "kind"), rotated([*itertools.product(["mixtral", "gpt_oss"], KINDS)], 3, "experts"))
 def test_experts(name, kind):
     model, inputs = made(name)

@@ -88,7 +88,7 @@ CALLS = {
 }
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 def test_products_are_counted_and_keep_their_results(name, mode):
@@ -223,7 +223,7 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 def test_record_tune_export_import_and_use_in_separate_processes(own_store, tmp_path, capsys, monkeypatch):
     """Record an unchanged script, tune in this process, and use the result in another process with its own store."""
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -80,7 +80,7 @@ def ours(report: dict[str, Any]) -> bool:
     return len(report["picks"]) == 2 and all(name.startswith("cpp:") for name in report["picks"])
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 def test_the_third_process_runs_the_graph_that_the_second_compiled(compiled: dict[str, Any], step: Step) -> None:
     assert (compiled["autograd_cache_hit"], compiled["fxgraph_cache_miss"]) == (0, 1)
     assert ours(compiled)
@@ -91,7 +91,7 @@ def test_the_third_process_runs_the_graph_that_the_second_compiled(compiled: dic
     assert (report["launches"], report["loaded_in_calls"]) == (2, 0)
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 def test_a_graph_is_taken_from_another_cache_only_for_the_same_pass(compiled: dict[str, Any], step: Step) -> None:
     reports = step("elsewhere", inductor="another_inductor")
     hits = {name: (report["autograd_cache_hit"], report["fxgraph_cache_hit"]) for name, report in reports.items()}
@@ -106,7 +106,7 @@ def ahead_of_time(compiled: dict[str, Any], step: Step) -> dict[str, Any]:
     return step("ahead_of_time", inductor="third_inductor", store="empty", started=started)
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 def test_a_function_compiled_ahead_of_time_brings_gemmtune_and_needs_no_store(ahead_of_time: dict[str, Any]) -> None:
     assert not ahead_of_time["imported"]
     assert max(ahead_of_time["errors"]) < NEAR
@@ -125,7 +125,7 @@ def test_code_that_cannot_run_here_says_what_is_missing(ahead_of_time: dict[str,
     )
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 def test_a_graph_runs_right_where_its_kernels_cannot_be_loaded(compiled: dict[str, Any], step: Step, folder: Path) -> None:
     kernels = list((folder / "gemmtune" / "cpp").glob("*.so"))
     assert kernels

@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="the interpreter is Triton's")
 import triton_jobs
 from interpreter import Run
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(9)
 
 PLAIN = Config(block_m=16, block_n=32, block_k=16, stages=1, warps=1)
 SPLIT = Config(block_m=16, block_n=16, block_k=16, stages=1, warps=1, split_k=3)

@@ -24,7 +24,7 @@ pytest.importorskip("triton", reason="the interpreter is Triton's")
 import triton_jobs
 from interpreter import Run
 
-pytestmark = [pytest.mark.filterwarnings("ignore:Sparse BSR tensor support"), pytest.mark.rotates(6)]
+pytestmark = [pytest.mark.filterwarnings("ignore:Sparse BSR tensor support"), pytest.mark.rotates(9)]
 SMALL = BlocksConfig(block_m=16, block_n=16, block_k=16, stages=1, warps=1)
 SWAPPED = BlocksConfig(block_m=16, block_n=32, block_k=32, stages=1, warps=1, swap=True)
 SPLIT = BlocksConfig(block_m=16, block_n=16, block_k=32, stages=1, warps=1, split_k=3)

@@ -18,7 +18,7 @@ from gemmtune.errors import CompileError
 from gemmtune.problem.dtypes import FLOAT8_FNUZ
 
 pytest.importorskip("triton", reason="compiles with Triton")
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(8)
 
 SAMPLED = ("mm-bf16-nt", "addmm-f16-tn", "mm-f32-nt", "bmm-tf32-nn", "baddbmm-f64-tt", "mm-bf16-nt-silu-mul", "mm_plus_mm-f16-tn")
 
@@ -64,7 +64,7 @@ def _best(name: str) -> TritonChoice:
     return choice
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 def test_wide_loads_are_used_where_the_layout_allows_them() -> None:
     aligned, odd = (_best(name).kernels[0].compile() for name in ("mm-bf16-nt", "mm-f16-nt"))
     assert "cp.async.cg.shared.global" in aligned.asm["ptx"]

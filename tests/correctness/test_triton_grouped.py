@@ -24,7 +24,7 @@ import triton_jobs
 from interpreter import Run
 from rotation import rotated
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(8)
 
 SMALL = GroupedConfig(block_m=16, block_n=16, block_k=16, stages=1, warps=1)
 WORDS = WordsConfig(block_m=16, block_n=16, block_k=64, stages=1, warps=1)
@@ -82,7 +82,7 @@ VERIFIED = {
 }
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 @pytest.mark.parametrize("name", rotated(list(VERIFIED), 6, "grouped"))
 def test_verification_accepts_the_kernels_with_their_own_claims(interpreted: Run, name: str) -> None:
     problem, config = VERIFIED[name]
@@ -113,7 +113,7 @@ def test_tiles_are_counted_in_32_bits() -> None:
     assert reasons == {2**19 - 64: None, 2**19: "more tiles than 32 bits can count"}
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 @pytest.mark.parametrize("arch", rotated(["sm80", "sm90"], 2, "grouped"))
 def test_every_config_fits_and_the_best_compile(arch: str) -> None:
     device = preset(arch)

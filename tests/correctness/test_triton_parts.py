@@ -24,7 +24,7 @@ pytest.importorskip("triton", reason="the interpreter is Triton's")
 import triton_jobs
 from interpreter import Run
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(8)
 
 VERIFIED = {
     "mm-nt": Problem.mm(33, 20, 70, dtype=torch.float32, layout="nt", device_type="cpu"),
@@ -107,7 +107,7 @@ def test_it_is_offered_for_ieee_float32_on_tensor_cores() -> None:
     assert all(choice.claims.deterministic for choice in parts_choices(LARGE, preset("sm90"), 6))
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 @pytest.mark.parametrize(("arch", "layout"), rotated([(a, x) for a in ("sm80", "sm90") for x in ("nn", "nt", "tn")], 6, "parts"))
 def test_it_compiles_within_the_predicted_resources_to_the_instruction_of_bfloat16(arch: str, layout: str) -> None:
     device = preset(arch)

@@ -24,7 +24,7 @@ pytest.importorskip("triton", reason="the interpreter and the compiler are Trito
 import triton_jobs
 from interpreter import Run
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(8)
 
 CONFIGS = [
     Config(block_m=32, block_n=16, block_k=16, stages=2, warps=4, group_m=2),
@@ -100,7 +100,7 @@ def test_strided_operands(interpreted: Run, name: str) -> None:
     assert _errors(interpreted, Problem(op="mm", a=a, b=b, out=out)) <= 1
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 def test_verification_accepts_the_kernels_with_their_own_claims(interpreted: Run) -> None:
     problem = Problem.addmm(72, 264, 200, dtype=torch.bfloat16, bias="m1", alpha=2, beta=0.5, device_type="cpu")
     found = interpreted(triton_jobs.verdicts, problem, CONFIGS, family=triton_jobs.persistent)
@@ -122,7 +122,7 @@ COMPILED = {
 }
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 @pytest.mark.parametrize(("name", "arch"), rotated([*itertools.product(COMPILED, ("sm90", "sm100"))], 2, "persistent"))
 def test_choices_compile_within_predicted_resources_to_the_expected_instructions(arch: str, name: str) -> None:
     device, problem = preset(arch), COMPILED[name]

@@ -21,7 +21,7 @@ from interpreter import Run
 from quantized_cases import mixed_operands
 from rotation import rotated
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(9)
 
 PLAIN = Config(block_m=16, block_n=32, block_k=32, stages=1, warps=1)
 SPLIT = replace(PLAIN, split_k=2)

@@ -27,7 +27,7 @@ pytest.importorskip("triton", reason="the interpreter and the compiler are Trito
 import triton_jobs
 from interpreter import Run
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(9)
 
 SWAPPED = [
     Config(block_m=64, block_n=16, block_k=32, stages=1, warps=4),
@@ -154,7 +154,7 @@ def test_choices_compile_within_predicted_resources_to_the_expected_instructions
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 def test_launches_overlap_if_supported_and_kernels_wait_inside() -> None:
     problem = Problem.mm(3, 512, 4096, device_type="cuda")
     for choice in (*vector_choices(problem, preset("sm90"), 1), *swapped_choices(problem, preset("sm90"), 1)):
@@ -174,7 +174,7 @@ def test_launches_overlap_if_supported_and_kernels_wait_inside() -> None:
     assert "griddepcontrol" not in older.artifacts(preset("sm80"))[0].code
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 def test_direct_loads_of_few_rows_leave_the_cache_first() -> None:
     shared = Problem.bmm(3, 1, 512, 4096, device_type="cuda")
     shared = replace(shared, b=replace(shared.b, stride=(0, *shared.b.stride[1:])))

@@ -27,7 +27,7 @@ pytest.importorskip("triton", reason="the interpreter and the compiler are Trito
 import triton_jobs
 from interpreter import Run
 
-pytestmark = pytest.mark.rotates(6)
+pytestmark = pytest.mark.rotates(9)
 
 WHOLE = [Config(block_m=16, block_n=16, block_k=16, stages=1, warps=4)]
 
@@ -130,6 +130,7 @@ def test_choices_compile_within_predicted_resources_to_the_expected_instructions
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.turn(0, 4)
 @pytest.mark.parametrize(("dtype", "layout"), rotated([(torch.float32, "nn"), (torch.float16, "nt")], 2, "parts"), ids=str)
 def test_parts_in_turn(interpreted: Run, dtype: torch.dtype, layout: str) -> None:
     problem = Problem.addmm(40, 20, 135, dtype=dtype, layout=layout, bias="n", alpha=2, beta=0.5, device_type="cpu")
@@ -137,6 +138,7 @@ def test_parts_in_turn(interpreted: Run, dtype: torch.dtype, layout: str) -> Non
     assert interpreted(triton_jobs.difference_in_parts, problem, WHOLE[0], [1, 17, 33]) is None
 
 
+@pytest.mark.turn(1, 4)
 def test_parts_in_turn_by_persistent_programs(interpreted: Run) -> None:
     """The last part of K is shorter, and tiles end at other steps than parts."""
     problem = Problem.addmm(40, 24, 136, dtype=torch.float16, layout="nt", bias="n", alpha=2, beta=0.5, device_type="cpu")
@@ -169,7 +171,7 @@ def test_parts_in_turn_are_legal_where_splits_are_whole_blocks() -> None:
     assert [x for inspection in inspect_choices((runs, persistent)) for x in inspection.problems] == []
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 def test_the_last_program_sees_the_other_programs_sums() -> None:
     problem, device = COMPILED["bf16-nt"], preset("sm90")
     split = Config(block_m=128, block_n=64, block_k=64, stages=3, warps=4, split_k=8)

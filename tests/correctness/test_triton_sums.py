@@ -22,7 +22,7 @@ pytest.importorskip("triton", reason="the interpreter is Triton's")
 import triton_jobs
 from interpreter import Run
 
-pytestmark = pytest.mark.rotates(4)
+pytestmark = pytest.mark.rotates(8)
 
 PLAIN = Config(block_m=16, block_n=16, block_k=16, stages=1, warps=1)
 WIDE = Config(block_m=32, block_n=32, block_k=32, stages=2, warps=4, group_m=2)
@@ -54,7 +54,7 @@ VERIFIED = {
 }
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 @pytest.mark.parametrize(("turn", "name"), rotated(list(enumerate(VERIFIED)), 3, "sums"), ids=str)
 def test_verification_accepts_it_with_its_own_claims(interpreted: Run, turn: int, name: str) -> None:
     """The configs rotate. If the two sums differ in length, each way to split them is verified."""
@@ -66,7 +66,7 @@ def test_verification_accepts_it_with_its_own_claims(interpreted: Run, turn: int
     assert [verdict.status for verdict in verdicts] == [Status.OK] * len(verdicts), verdicts
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 @pytest.mark.parametrize(
     ("dtype", "arch"),
     rotated([*itertools.product((torch.float16, torch.float32), ("sm75", "sm80", "sm90"))], 3, "sums"),

@@ -334,7 +334,7 @@ def test_step_at_the_threshold_does_not_reject() -> None:
 PRODUCTS = {"torch": torch.matmul, "backwards": backwards, "pairwise": pairwise}
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 @given(problem=problems(), product=st.sampled_from(list(PRODUCTS)), epilogue=st.sampled_from(sorted(EPILOGUES)))
 def test_right_kernels_pass_for_drawn_problems(problem: Problem, product: str, epilogue: str) -> None:
     function = EPILOGUES[epilogue]

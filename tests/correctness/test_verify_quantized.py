@@ -90,7 +90,7 @@ WEIGHTS: dict[str, dict[str, Any]] = {
 SCALES: tuple[Any, ...] = ("none", "tensor", "column", "group_32", "group_64", "group_128")
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize(
     ("weights", "scales", "zeros"),
     rotated([(name, SCALES[(i + 2 * j) % 6], j % 2 == 1) for i, name in enumerate(WEIGHTS) for j in range(4)], 4, "mixed_mm"),
@@ -116,7 +116,7 @@ def test_right_kernels_of_mixed_mm_pass(weights: str, scales: Any, zeros: bool) 
             assert result.status == Status.OK, (name, str(problem), result.reason)
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("fast_accum", rotated([False, True], 2, "fast"), ids=lambda fast: "fast" if fast else "promoted")
 @pytest.mark.parametrize("scales", ["tensor", "row", "block_1x128", "block_128x128"])
 def test_right_kernels_of_scaled_mm_pass(scales: Any, fast_accum: bool) -> None:
@@ -355,7 +355,7 @@ def steps_of(problem: Problem) -> int:
     return 32 if problem.op == "mixed_mm" else 128
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 @given(problem=st.one_of(narrow_problems(), mixed_problems()), order=st.sampled_from([torch.matmul, backwards, pairwise]))
 def test_right_kernels_pass_for_drawn_problems(problem: Problem, order: Any) -> None:
     claims = EXACT if problem.op == "int_mm" else claims_of(problem.dtype)

@@ -16,7 +16,7 @@ from gemmtune.judging.levels import LEVELS
 from gemmtune.judging.report import lines
 from gemmtune.judging.verdict import Judgement, Standing, Verdict, judge
 from gemmtune.untrusted.candidate import Candidate
-from gemmtune.untrusted.conduct import NOTED, Conduct, Record
+from gemmtune.untrusted.conduct import NOTED, Conduct, Finding, Record
 from gemmtune.untrusted.shape import Shape, note_calls
 
 HONEST_TARGETS = [
@@ -27,6 +27,8 @@ HONEST_TARGETS = [
 QUICK_S = 4.0
 """Time limit of a call: the only hack that reaches it hangs."""
 SLOW_S = 60.0
+AT_THE_END = {Conduct.SETTINGS, Conduct.REPLACED}
+"""Conduct that a look at the process shows. A judgement looks once, after all calls."""
 MANY = dataclasses.replace(LEVELS["normal"], cases=4, shapes=2, named_shapes=0, largest=100, profiled=0)
 """As many calls of a shape as a normal judgement makes, with fewer cases and smaller shapes."""
 
@@ -57,6 +59,16 @@ def words_of(verdict: Verdict) -> set[str]:
     return {str(x.kind) for x in verdict.findings if x.dishonest} | ({VALUES} if verdict.values.bad else set())
 
 
+def shown_now(candidate: Candidate) -> tuple[Finding, ...]:
+    """Return what a look at the process shows. The judge's own look has to show it again."""
+    noted, candidate._record = candidate._record, Record()
+    try:
+        candidate.settle()
+        return candidate.findings
+    finally:
+        candidate._record = noted
+
+
 @pytest.fixture
 def brief_if_caught(monkeypatch: pytest.MonkeyPatch) -> Callable[[Collection[str]], None]:
     """Return a function that ends the calls of a judgement once they show one of some words. Later ones only add findings."""
@@ -69,7 +81,8 @@ def brief_if_caught(monkeypatch: pytest.MonkeyPatch) -> Callable[[Collection[str
                 shapes.append(shape)
                 shown = Record()
                 note_calls(shown, shapes)  # type: ignore[arg-type] # it only notes
-                if not set(words).isdisjoint(finding.kind for finding in (*shown.findings, *candidate.findings)):
+                found = (*shown.findings, *candidate.findings, *(shown_now(candidate) if AT_THE_END.issuperset(words) else ()))
+                if not set(words).isdisjoint(finding.kind for finding in found):
                     return
 
         monkeypatch.setattr("gemmtune.judging.verdict.timed_calls", until_caught)
@@ -84,7 +97,7 @@ def check_caught(target: str, words: Collection[str], verdict: Verdict) -> None:
     assert verdict.standing.exit_status == 1
 
 
-@pytest.mark.rotates(30)
+@pytest.mark.rotates(60)
 @pytest.mark.parametrize("target", TABLE, ids=name_of)
 def test_catches_hack(target: str, brief_if_caught: Callable[[Collection[str]], None]) -> None:
     if "wrong.py:" not in target:
@@ -95,14 +108,14 @@ def test_catches_hack(target: str, brief_if_caught: Callable[[Collection[str]], 
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1, 4)
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("target", LONG, ids=name_of)
 def test_catches_hack_of_many_calls(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gemmtune.judging.verdict.LEVELS", {"many": MANY})
     check_caught(target, LONG[target], judged(target, "many"))
 
 
-@pytest.mark.rotates(18)
+@pytest.mark.rotates(36)
 @pytest.mark.parametrize("target", HONEST_TARGETS, ids=name_of)
 def test_calls_honest_gemm_right(target: str) -> None:
     verdict = judged(target)
@@ -111,6 +124,7 @@ def test_calls_honest_gemm_right(target: str) -> None:
     assert verdict.speed is not None
 
 
+@pytest.mark.turn(2, 4)
 def test_measures_and_watches_even_if_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine must not make a GEMM right that was hardly called."""
     late = dataclasses.replace(LEVELS["brief"], calls_s=0, named_s=0, shapes=3, largest=5)
@@ -123,6 +137,7 @@ def test_measures_and_watches_even_if_the_time_is_over(monkeypatch: pytest.Monke
     assert sum(bool(x.ran) for x in verdict.shapes) > len(large)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(("fault", "standing"), [("raise OSError('in use')", Standing.RIGHT), ("os.abort()", Standing.WRONG)])
 def test_says_in_which_processes_a_gemm_was_not_seen(fault: str, standing: Standing, one_shape: None, tmp_path: Path) -> None:
     path = tmp_path / "alone.py"
@@ -137,7 +152,7 @@ def test_says_in_which_processes_a_gemm_was_not_seen(fault: str, standing: Stand
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 @pytest.mark.parametrize("name", ["by_torch_compile"])
 def test_calls_compiled_gemm_right(name: str) -> None:
     verdict = judged(f"{HONEST}:{name}")

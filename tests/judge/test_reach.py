@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +22,7 @@ from gemmtune.untrusted.between import Between
 from gemmtune.untrusted.candidate import Candidate, CandidateEnded, RemoteError
 from gemmtune.untrusted.conduct import Conduct, Record
 from gemmtune.untrusted.memory import Memory
-from gemmtune.untrusted.process import Fork, close_all, first
+from gemmtune.untrusted.process import Fork, first
 from gemmtune.untrusted.standing import Standings
 from gemmtune.untrusted.words import received
 
@@ -113,12 +113,6 @@ extern "C" void matmul(const float* a, const float* b, float* out, int64_t m, in
 }
 """
 A, B = torch.eye(4), torch.ones(4, 4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _processes() -> Iterator[None]:
-    yield
-    close_all()
 
 
 @pytest.fixture(scope="module")
@@ -278,6 +272,7 @@ def test_nothing_is_left_by_a_judge_that_is_killed(tmp_path: Path) -> None:
     assert not [path for path in made if path.exists()]
 
 
+@pytest.mark.turn(3, 4)
 def test_a_program_that_works_for_a_call_prolongs_its_limit(kernels: str) -> None:
     candidate = Candidate(target_of(f"{kernels}:compiles_for_long"), timeout_s=1.0)
     assert torch.equal(candidate.call("", (A, B), {}), B)

@@ -16,7 +16,7 @@ from hack_table import HONEST
 from gemmtune.judging.targets import target_of
 from gemmtune.judging.verdict import Standing, judge
 from gemmtune.untrusted.candidate import Candidate
-from gemmtune.untrusted.process import close_all
+from gemmtune.untrusted.process import end_first
 
 
 def test_sandbox_needs_bubblewrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +26,7 @@ def test_sandbox_needs_bubblewrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "install it (apt install bubblewrap)" in verdict.reason
 
 
+@pytest.mark.turn(3, 4)
 @pytest.mark.usefixtures("one_shape")
 def test_sandbox_wraps_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for bubblewrap notes its options and runs the command."""
@@ -34,6 +35,7 @@ def test_sandbox_wraps_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     [verdict] = judge(f"{HONEST}:by_numpy", device="cpu", level="brief", sandbox=True).verdicts
+    end_first(gpu=False, sandbox=True)
     assert verdict.standing is Standing.RIGHT, verdict.reason
     options = (tmp_path / "options").read_text()
     for word in ("--ro-bind / /", "--unshare-all", "--die-with-parent", "--bind"):
@@ -45,7 +47,7 @@ def test_sandbox_says_why_it_cannot_start(tmp_path: Path, monkeypatch: pytest.Mo
     stand_in.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    close_all()
+    monkeypatch.setattr("gemmtune.untrusted.process._firsts", {})
     [verdict] = judge(f"{HONEST}:by_numpy", device="cpu", level="brief", sandbox=True).verdicts
     assert verdict.standing is Standing.NOT_JUDGED
     assert "No permissions to create new namespace. It needs namespaces of its own: let users make them" in verdict.reason

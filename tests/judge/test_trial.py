@@ -317,6 +317,7 @@ def test_bits_of_torch_in_two_processes_are_torchs_work(follows: tuple[bool, ...
     assert [x.kind for x in candidate.findings] == kinds
 
 
+@pytest.mark.turn(0, 4)
 def test_bits_that_differ_in_twins_alone_are_torchs_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of these GEMMs returns what the bits of a product of torch say. Another one has other bits in each process."""
     monkeypatch.setattr("gemmtune.untrusted.twin.SURE_OF", 2)

@@ -28,7 +28,6 @@ from gemmtune.untrusted.candidate import TORCH, Candidate, CandidateEnded, Remot
 from gemmtune.untrusted.checks import Checker
 from gemmtune.untrusted.conduct import Conduct, Finding
 from gemmtune.untrusted.memory import Memory
-from gemmtune.untrusted.process import close_all
 from gemmtune.untrusted.shape import Shape
 from gemmtune.untrusted.target import Target
 
@@ -274,7 +273,7 @@ def test_errors_of_a_gemm_are_its_own() -> None:
 
 
 def test_unavailable_program_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    close_all()
+    monkeypatch.setattr("gemmtune.untrusted.process._firsts", {})
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(UnavailableError, match="no process for untrusted code can be started"):
         Candidate(TORCH).opened()
@@ -309,6 +308,7 @@ def test_an_import_that_replaces_functions_is_refused_and_undone(tmp_path: Path,
     assert vars(pick.Outcome)["disturbed"] is disturbed
 
 
+@pytest.mark.turn(2, 4)
 def test_conformance_runs_in_an_untrusted_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HACKS.parent))
     short = ["--device", "cpu", "--max-cases", "6", "--trait", "dtypes=float32"]

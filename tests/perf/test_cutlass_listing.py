@@ -16,7 +16,7 @@ LIMIT_S = 3.0
 """Of a processor, not of the clock: other work on the machine does not count."""
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("element", ["bf16", "f16", "tf32", "s8"])
 def test_the_longest_lists(element: str, tmp_path: Path) -> None:
     with settings.patch(cache_dir=str(tmp_path)):

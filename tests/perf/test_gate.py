@@ -35,7 +35,7 @@ def simulation(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("baseline", [False, True], ids=["torch", "baseline"])
 @pytest.mark.parametrize("process_noise", [0.005, 0.01])
 class TestOperatingPoint:
-    @pytest.mark.rotates(4)
+    @pytest.mark.rotates(8)
     def test_no_false_alarm_in_100_suites(self, simulation: Any, process_noise: float, baseline: bool) -> None:
         noise = simulation.Noise(process=process_noise)
         found = simulation.decisions([0.0] * 100 * SUITE, noise, Rule.for_suite(SUITE), 1, baseline=baseline)

@@ -147,7 +147,7 @@ def test_disturbed_samples_do_not_count() -> None:
     assert ranked["fast"].spread > 0.5
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 @pytest.mark.parametrize("disturbed", [0.0, 0.3])
 def test_repeated_rounds_pick_the_same(disturbed: float) -> None:
     """Samples vary by 2%, some are ten times longer, and the pick among close contenders is the first of a tie."""

@@ -37,7 +37,7 @@ def toy(own_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     WORKERS.close()
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 @pytest.mark.parametrize("in_subprocess", rotated([False, True], 2, "adding a backend"))
 def test_it_is_compiled_verified_raced_remembered_and_run(in_subprocess: bool):
     with settings.patch(tune_in_subprocess=in_subprocess):

@@ -100,7 +100,7 @@ def test_summary_has_geomean_worst_and_totals(script):
     assert found["tuning_s"] == {"gemmtune": 7.0, "torch": 5.0}
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 def test_run_measures_and_writes_everything(script, shapes, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # the script sets it: the old value comes back afterwards
     out = tmp_path / "out.json"
@@ -173,7 +173,7 @@ def test_shapes_for_the_ranking_lie_around_the_size_of_the_cache(script):
         assert 3 < max(shares) < 4.5
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 def test_the_ranking_is_compared_with_long_runs(script, tmp_path):
     out = tmp_path / "ranking.json"
     arguments = ["--device", "cpu", "--shapes", "1", "--seconds", "0.05", "--backends", "aten", "--json", str(out)]
@@ -203,7 +203,7 @@ def test_repeated_picks_are_compared(script, monkeypatch):
     }  # fmt: skip
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 def test_tables_are_measured_from_end_to_end(script, backend: RowedBackend, tmp_path):
     """With times that are a function of M: no regret, and a trace that tunes and compiles nothing."""
     out = tmp_path / "rows.json"
@@ -254,7 +254,7 @@ def test_torchs_block_sparse_kernel_is_measured_with_its_best_parameters_that_ar
 BLOCKS = {"op": "bsr_mm", "n": 64, "k": 64, "dtype": "float32", "block": 16, "density": 0.5}
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 @pytest.mark.filterwarnings("ignore:Sparse BSR tensor support")
 def test_a_run_in_parts_goes_on_where_it_ended(script, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -480,7 +480,7 @@ def test_families_and_options_are_read_from_names(script, name: str, found: set[
     assert script("family_worth").families(name) == found
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 def test_a_family_is_worth_the_time_lost_without_it(script, monkeypatch) -> None:
     times = (("aten:mm", 10.0), ("triton:mm_16x16x16_s1_w1", 4.0), ("triton:vec_1x8x256_s4_w2", 5.0))
     families = script("family_worth")

@@ -61,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 @pytest.mark.usefixtures("folder")
 def test_a_module_that_ends_its_process_is_left_out_with_the_reason():
     targets = tuple(f"{name}:f" for name in (*BAD, *GOOD, "nowhere"))
@@ -75,7 +75,7 @@ def test_a_module_that_ends_its_process_is_left_out_with_the_reason():
     assert not {*BAD, *GOOD} & sys.modules.keys()
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 @pytest.mark.usefixtures("folder")
 def test_a_module_that_deceives_others_is_left_out_before_this_process_imports_it():
     with pytest.warns(RuntimeWarning) as seen:
@@ -90,7 +90,7 @@ def test_a_module_that_deceives_others_is_left_out_before_this_process_imports_i
     assert not SLY.keys() & sys.modules.keys()
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 @pytest.mark.usefixtures("folder")
 def test_the_command_goes_on_without_it(capsys: pytest.CaptureFixture[str]):
     given = ["choices", "64x64x64", "--dtype", "float32", "--backends", "aten", "--with", "leaving:f", "--json", "-"]
@@ -107,7 +107,7 @@ def test_the_command_goes_on_without_it(capsys: pytest.CaptureFixture[str]):
     assert "warning: own:leaving:f is left out" in capsys.readouterr().err
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 def test_what_modules_print_is_no_part_of_the_json(folder: Path):
     """In a process of its own, whose end prints too."""
     path = os.pathsep.join(sys.path)

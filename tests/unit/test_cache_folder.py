@@ -237,7 +237,7 @@ def test_new_folders_are_private_regardless_of_umask(tmp_path: Path, make) -> No
         made = made.parent
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 def test_a_call_tunes_and_runs_without_it(unusable: Path) -> None:
     a, b = torch.randn(40, 24), torch.randn(24, 56)
     with (

@@ -316,7 +316,7 @@ def test_ctrl_c_while_the_command_is_imported_is_no_traceback():
     assert done.stdout.endswith("\n0\n")
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 def test_closed_pipe_prints_no_traceback(own_store, tmp_path):
     done = subprocess.run(
         f"{sys.executable} -m gemmtune doctor --json - | head -c 1", shell=True, capture_output=True, text=True, check=True

@@ -99,7 +99,7 @@ def test_without_cutlass_the_backend_failed(nvcc: FakeNvcc, tmp_path: Path, caps
     assert failure["reason"].startswith("cutlass_dir: got ")
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 def test_the_kernels_of_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("build", "32x48x64", "--arch", "portable", "--dtype", "float32", "--search", "quick", "--deny", "_mt|steps")
     with settings.patch(cache_dir=str(tmp_path), max_profiling_configs=1, backends=None):

@@ -64,7 +64,7 @@ def modes(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 @pytest.mark.slow
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 def test_image_runs_what_was_tuned(

@@ -45,7 +45,7 @@ def test_the_text_has_name_backend_and_config_and_the_refusals(capsys):
     assert any(line.startswith("aten:mm ") for line in lines)
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 def test_a_wider_search_offers_more(capsys):
     counts = []
     for search in ("quick", "default", "exhaustive"):

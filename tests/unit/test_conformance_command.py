@@ -138,7 +138,7 @@ class TestNarrowing:
         assert done.status == 0, done.out
         assert "CONFORMS in 2 of " in done.out
 
-    @pytest.mark.turn(3, 4)
+    @pytest.mark.turn(3, 8)
     def test_a_sample_has_some_cases_of_each_property(self, conformance: Command) -> None:
         data = json.loads(conformance("right", "--device", "cpu", "--max-cases", "60", "--json", "-").out)
         assert (data["verdict"], data["executed"]) == ("CONFORMS", 60)
@@ -152,7 +152,7 @@ class TestNarrowing:
         assert json.loads(conformance("right", *picked).out)["executed"] == 5
         assert json.loads(conformance("right", *picked, "--max-examples", "3").out)["executed"] > 5
 
-    @pytest.mark.turn(2, 4)
+    @pytest.mark.turn(2, 8)
     def test_starts_no_case_after_the_time_limit(self, conformance: Command) -> None:
         done = conformance("right", *F32, "--max-seconds", "0.5", "--json", "-")
         data = json.loads(done.out)
@@ -203,7 +203,7 @@ class TestLists:
 
 
 class TestDrawing:
-    @pytest.mark.turn(0, 4)
+    @pytest.mark.turn(4, 8)
     def test_the_smallest_failing_case_is_reported(self, conformance: Command) -> None:
         done = conformance("drops_last", *F32, "--property", "bound", "-k", "test_drawn", "--json", "-", "--max-examples", "30")
         [found] = json.loads(done.out)["failures"]
@@ -226,7 +226,7 @@ class TestDrawing:
 
 
 class TestIsolation:
-    @pytest.mark.turn(3, 4)
+    @pytest.mark.turn(7, 8)
     @pytest.mark.parametrize(
         ("name", "looks_like", "message"),
         [

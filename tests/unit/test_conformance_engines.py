@@ -27,7 +27,7 @@ class TestArchitectures:
         few = {"mm-bf16-nt": matrix_problems()["mm-bf16-nt"]}
         monkeypatch.setattr(matrices, "run_matrix", functools.partial(run_matrix, problems=few, most=2))
 
-    @pytest.mark.turn(1, 4)
+    @pytest.mark.turn(5, 8)
     def test_the_command_compiles_and_reports(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         status = cli.run(["conformance", "--sm", "80", "--device", "cpu", "--json", str(tmp_path / "r.json")])
         out = capsys.readouterr().out
@@ -36,7 +36,7 @@ class TestArchitectures:
         [report] = json.loads((tmp_path / "r.json").read_text())
         assert (report["arch"], report["executed"], report["failures"]) == ("sm80", 2, [])
 
-    @pytest.mark.turn(0, 4)
+    @pytest.mark.turn(0, 8)
     def test_pytest_has_a_test_for_each_architecture(self, capfd: pytest.CaptureFixture[str]) -> None:
         arguments = ["-c", str(SUITE / "pytest.ini"), f"--rootdir={SUITE}", "-p", "no:cacheprovider", "-n0", str(SUITE)]
         status = pytest.main([*arguments, "--gemm-sm=75,90", "--gemm-device=cpu"])

@@ -144,7 +144,7 @@ class TestSummary:
             ("wrong values like no known bug", 1, {"bound": 1}),
         ]
 
-    @pytest.mark.turn(3, 4)
+    @pytest.mark.turn(3, 8)
     def test_list_lines_without_a_case_warn_or_fail(self, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / "skips.txt"
         path.write_text("bound:mm-f16-*\nbound:mm-f99-*\n")

@@ -26,7 +26,7 @@ QUICK = hypothesis.settings(
 DRAWN = [p.name for p in PROPERTIES if p.drawn]
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize(
     "scope", [SCOPES[name] for name in rotated(list(SCOPES), 2, "drawn")], ids=rotated(list(SCOPES), 2, "drawn")
@@ -49,7 +49,7 @@ def test_drawn_cases_are_of_the_property_and_within_the_scope(name: str, scope: 
     assert len(seen) >= 10
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 def test_a_case_shrinks_to_the_smallest_and_simplest() -> None:
     smallest = hypothesis.find(cases(property_named("bound"), SCOPES["plain function"]), lambda case: case.k > 40, settings=QUICK)
     assert (smallest.m, smallest.n, smallest.a, smallest.b, smallest.seed) == (1, 1, "row", "row", 0)

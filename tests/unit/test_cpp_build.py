@@ -104,7 +104,7 @@ DAMAGED: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 @needs_compiler
 def test_damaged_artifacts_are_made_anew(tmp_path: Path, compiles: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop that measures the machine's rate is loaded by tune itself, so that an exception there would end it.
@@ -177,7 +177,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 @pytest.mark.parametrize(("does", "reason"), BROKEN.items(), ids=["refuses", "hangs", "garbage", "nothing", "zeros"])
 def test_broken_compiler_costs_one_warning(
     cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, does: str, reason: str

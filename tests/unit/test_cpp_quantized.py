@@ -50,6 +50,7 @@ def offers(problem: Problem, device: DeviceInfo, search: str = "default") -> Off
         return BACKEND.enumerate(problem, device, patched)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     ("arch", "shape", "prepacked"), rotated([*itertools.product(ARCHS, SHAPES, (False, True))], 3, "quantized offers"), ids=str
 )

@@ -55,7 +55,7 @@ def test_digest_distinguishes_scale_from_operand() -> None:
     assert len({source_of(problem).digest for problem in (scaled, bare, added)}) == 3
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 @needs_compiler
 def test_scales_multiply_sum_before_epilogue(tmp_path: Path) -> None:
     problem = Problem.scaled_mm(512, 512, 512, scales="row", **CUDA)

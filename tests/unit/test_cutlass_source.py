@@ -90,6 +90,7 @@ def mm(**fields: object) -> Problem:
     return Problem.mm(512, 512, 512, device_type="cuda", **fields)  # type: ignore[arg-type]
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("arch", ["sm75", "sm80", "sm90"])
 @pytest.mark.parametrize("name", UNARY)
 def test_renders_every_function(name: str, arch: str) -> None:

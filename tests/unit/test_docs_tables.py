@@ -11,10 +11,11 @@ from documents import PAGES, makers
 FILLED, MAKERS = makers()
 
 
-TURNS = {"report.md": pytest.mark.turn(2, 4)}
+TURNS = {"report.md": pytest.mark.turn(6, 8)}
 """Pages whose tables take seconds. Continuous integration compares all of them by ``docs/tables --check`` too."""
 
 
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("page", [pytest.param(page, marks=TURNS.get(page.name, ()), id=page.name) for page in PAGES])
 def test_the_made_parts_of_a_page_are_those_of_the_code_and_the_results(page: Path) -> None:
     """``python docs/tables`` writes them."""

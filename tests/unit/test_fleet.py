@@ -246,7 +246,7 @@ class NodeRoster:
         """Nothing is held."""
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 def test_rows_of_200_nodes_are_stored_once(log: Path) -> None:
     roster, store = NodeRoster(200), open_store(settings.current())
     result = Fleet(pretended.jobs(400), roster, store, settings.current(), Progress(), keep=False).run()
@@ -510,7 +510,7 @@ class TestTune:
         with settings.patch(search="quick", backends=("aten",)):
             yield
 
-    @pytest.mark.turn(2, 4)
+    @pytest.mark.turn(2, 8)
     def test_results_are_those_of_one_device_in_order(self) -> None:
         found = gemmtune.tune(self.SMALL, devices="cpu", progress=False)
         assert tuple(result.problem for result in found) == self.SMALL
@@ -537,7 +537,7 @@ class TestCommand:
         with settings.patch(search="quick", backends=("aten",)):
             yield
 
-    @pytest.mark.turn(1, 4)
+    @pytest.mark.turn(1, 8)
     def test_a_dry_run_says_what_is_stored_and_a_run_says_what_was_measured(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
@@ -557,7 +557,7 @@ class TestCommand:
         listed = {job["job"].split()[1]: job["stored"] for job in json.loads((tmp_path / "dry.json").read_text())["jobs"]}
         assert listed == {"16x64x64": True, "32x64x64": True, "8x64x64": False}
 
-    @pytest.mark.turn(2, 4)
+    @pytest.mark.turn(6, 8)
     def test_tune_on_devices_prints_results_and_tables(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.run(["tune", "16x64x64", "1..32x96x64", "--dtype", "float32", "--devices", "cpu"]) == 0
         said = capsys.readouterr().out

@@ -108,7 +108,7 @@ def test_a_process_may_have_any_name() -> None:
         os.waitpid(child, 0)
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 def test_texts_have_an_encoding() -> None:
     """Whoever reads or writes a text by the locale's encoding fails in another one."""
     arguments = {"read_text": 0, "write_text": 1}

@@ -86,7 +86,7 @@ def busy(*products: Callable[[], object]) -> Iterator[None]:
             thread.join()
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 def test_children_of_a_process_that_multiplies_multiply(kernel: Kernel):
     """GNU's OpenMP would wait for its lost threads, or crash in the memory that a new thread got."""
     threads = torch.get_num_threads()

@@ -180,7 +180,7 @@ def blocks(dtype: torch.dtype = torch.float32) -> Tensor:
     return (torch.randn(32, 48, dtype=dtype) * kept).to_sparse_bsr((8, 8))
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("way", ["fused AdamW", "through .data", "inference mode", "numpy", "DLPack", "in place"])
 def test_block_sparse_weights_follow(way: str, own_store: object):
     bsr, x = blocks(), torch.randn(48, 5)

@@ -230,7 +230,7 @@ def test_a_class_has_the_fastest_of_its_choices_for_each_m(backend: SummingBacke
         assert [plan_for(problem(m), -1).choice.name for m in (5, 20, 1000)] == ["fake:narrow", "fake:run", "fake:wide"]
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 def test_a_class_that_loses_much_to_torch_at_some_m_is_the_last(backend: SummingBackend):
     assert intervals(tuned(backend, "torch", "steep", "even")) == [(1, 64, "even")], "although steep has the least mean loss"
     with settings.patch(tune="force"):
@@ -245,7 +245,7 @@ def test_a_declaration_is_proved(backend: SummingBackend):
         tuned(backend, "torch", "liar", rows=range(1, 65))
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 def test_what_declares_nothing_joins_where_its_bits_are_equal(backend: SummingBackend):
     result = tuned(backend, "torch", "run", "silent")
     assert intervals(result) == [(1, 64, "silent")]
@@ -266,7 +266,7 @@ def test_a_promise_without_a_class_is_a_class_of_one(backend: SummingBackend):
     assert intervals(result) == [(1, 64, "twin")], "run and twin have equal bits, which no declaration says"
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 def test_classes_that_nobody_knows_to_be_equal_are_joined_by_their_bits(backend: SummingBackend):
     result = tuned(backend, "torch", "wide", "run", "apart", rows=range(1, 65))
     assert result.table.reduction == "fma, K in one run, its own"
@@ -275,7 +275,7 @@ def test_classes_that_nobody_knows_to_be_equal_are_joined_by_their_bits(backend:
     assert intervals(result) == [(1, 64, "apart")], "their bits differ"
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 @pytest.mark.parametrize("first", ["rows", "columns"])
 def test_rows_that_lie_otherwise_in_memory_have_the_same_class(backend: SummingBackend, first: str):
     """A call with columns of a in memory has another table for each power of two that divides M."""
@@ -299,7 +299,7 @@ def test_rows_that_lie_otherwise_in_memory_have_the_same_class(backend: SummingB
     assert {x.reduction for x in tables} == {"fma, K in 2 parts of 12" if first == "rows" else "fma, K in one run"}
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 def test_rows_that_share_memory_have_a_table(backend: SummingBackend):
     backend.kinds = ("torch", "run")
     one = torch.randn(1, K)
@@ -330,7 +330,7 @@ def test_products_that_only_torch_has_are_refused(backend: SummingBackend, kind:
         assert int(gemmtune.mm(torch.ones(1, 2, dtype=torch.int64), torch.ones(2, 1, dtype=torch.int64))) == 2, "exact in any order"
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 def test_a_compiled_call_has_the_class(backend: SummingBackend):
     """Without an operator in the graph, the compiler would take torch's product, whose parts of K are others."""
     tuned(backend, "torch", "run")
@@ -342,7 +342,7 @@ def test_a_compiled_call_has_the_class(backend: SummingBackend):
     assert not torch.equal(a @ W + 1, whole), "torch has other bits"
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 def test_graphs_of_the_pass_follow_the_setting(backend: SummingBackend):
     """Without it torch's product stays, which is faster. A graph that ran before has other launches."""
     tuned(backend, "torch", "run")
@@ -386,7 +386,7 @@ def test_a_table_of_another_version_is_made_anew(backend: SummingBackend, caplog
     assert "batch-invariant table without a reduction" in caplog.text
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 @pytest.mark.parametrize(("serving", "known"), [("run", True), ("run and apart", False)])
 def test_a_class_with_the_name_of_an_older_version_is_renamed(
     backend: SummingBackend, serving: str, known: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -477,7 +477,7 @@ def test_sums_that_begin_where_a_row_lies_are_not_batch_invariant():
     assert all("rotated" in text for text in found[4])
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 def test_each_class_has_likely_choices_at_every_m():
     """A quick search lists none of some classes at some Ms. Tables of these classes need a fast kernel there."""
     from gemmtune.device import preset
@@ -557,7 +557,7 @@ def test_torchscript_of_a_layer_fails_with_a_remedy():
     assert torch.equal(torch.jit.script(gemmtune.restore(model))(x), model(x))
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 def test_layers_of_a_model_keep_the_bits_of_rows(backend: SummingBackend, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("gemmtune.integration.invariant.LEAST_ROWS", 2)
     backend.kinds = ("torch", "run", "narrow")
@@ -587,7 +587,7 @@ def test_layers_of_a_model_keep_the_bits_of_rows(backend: SummingBackend, monkey
     torch.testing.assert_close(given.grad, other.grad, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 def test_graphs_of_quantized_layers_need_no_setting(backend: SummingBackend, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("gemmtune.integration.invariant.LEAST_ROWS", 2)
     backend.kinds = ("torch", "run")
@@ -659,7 +659,7 @@ def test_a_row_of_a_group_has_its_bits_in_groups_of_any_size(backend: SummingBac
             assert torch.equal(alone, whole[begin : begin + len(rows)])
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 def test_picked_and_summed_rows_run_by_the_table_of_the_grouped_product(backend: SummingBackend):
     """An index leaves no table of M: under the setting these operations run in steps. Each token has two experts."""
     backend.kinds = ("torch", "run")

@@ -54,7 +54,7 @@ def test_tf32_has_a_separate_limit() -> None:
 LABELS = ("float32", "bfloat16", "float16", "float64", "int8", "float8_e4m3fn", "float8_e5m2")
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 @pytest.mark.parametrize("label", rotated(LABELS, 3, "limits"))
 def test_measure_limits_gives_plausible_numbers_quickly(label: str, tmp_path: Path) -> None:
     torch.manual_seed(3)

@@ -93,7 +93,7 @@ def test_lines_are_appended(tmp_path: Path) -> None:
     assert [(line["M"], line["N"], line["K"]) for line in read(path)] == [(48, 80, 96)] * 4 + [(1, 2, 3)]
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 def test_lines_of_many_processes_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "log"
 

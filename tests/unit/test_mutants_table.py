@@ -33,7 +33,7 @@ def test_the_usual_test(target: str, tolerance: float | None, draw: object, pass
     assert usual.passes_usual_test(f"{PACKAGE}.{target}", "cpu", tolerance, draw) is passes
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 def test_new_rows_replace_old_ones_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = importlib.import_module("mutants_table")
     document = tmp_path / "conformance.md"

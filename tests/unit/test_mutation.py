@@ -69,7 +69,7 @@ def test_returns_of_other_types() -> None:
     assert edited("return", text) == ["return None", 'return ""', "return (2.5) + 1"]
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 def test_related_tests_are_those_named_after_a_module_first() -> None:
     assert related_tests(ROOT, Path("gemmtune/numerics/bounds.py"))[0].name == "test_numerics_bounds.py"
     for module in rotated(sorted((ROOT / "gemmtune/numerics").glob("*.py")), 4, "related tests"):
@@ -78,7 +78,7 @@ def test_related_tests_are_those_named_after_a_module_first() -> None:
         assert all(test.exists() for test in tests)
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 def test_every_listed_edit_exists_and_has_a_reason() -> None:
     reasons = script.equivalent_edits(ROOT)
     assert reasons
@@ -108,7 +108,7 @@ def tree_with(folder: Path, test: str) -> script.Mutant:
     return script.Mutant(path=module, edit=edit, diff=edit.diff(text))
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 @pytest.mark.parametrize(
     ("test", "verdict"),
     rotated(
@@ -148,7 +148,7 @@ def test_a_summary_counts_by_package() -> None:
     assert sample == script.sampled([r.mutant for r in results], 2, 5)
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 def test_all_cases_of_more_files_run_for_a_mutant_that_survives_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "1")
     mutant = tree_with(tmp_path, "assert True")

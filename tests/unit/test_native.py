@@ -125,7 +125,7 @@ def public_calls() -> dict[str, Callable[[], Tensor]]:
     }
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 @pytest.mark.parametrize("backend", ["aten", "cpp"])
 def test_every_operation_is_served_with_the_bits_of_python(backend: str, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = public_calls()

@@ -174,7 +174,7 @@ def of_cutlass(one: Choice) -> DeviceFunction:
     return DeviceFunction(function=1, need=1, owner=planned, **plan, **places)  # type: ignore[arg-type]
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("backend", ["triton", "cutlass"])
 @pytest.mark.parametrize("form", FORMS)
 def test_launch_arguments_follow_m(form: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +348,7 @@ def described(one: KernelChoice) -> list[int]:
     return [place for place, how in one.record.operands if how is not None]
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 @pytest.mark.parametrize("name", rotated(list(TRITON), 2, "parameters"))
 def test_triton_kernels_have_the_parameters_that_a_launch_fills(name: str) -> None:
     problem, wanted = TRITON[name]
@@ -411,7 +411,7 @@ assert (told.rank, told.swizzle) == (2, 3)
 """
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 def test_the_bytes_of_tritons_own_descriptors_are_found(cuda: FakeCuda, tmp_path: Path) -> None:
     (tmp_path / "libcuda.so.1").symlink_to(tmp_path / "libcuda.so")
     environment = os.environ | {

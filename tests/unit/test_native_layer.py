@@ -77,6 +77,7 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.turn(3, 4)
 def test_the_last_row_of_a_prompt_is_no_batch_of_matrices() -> None:
     made = nn.Linear(256, 16384, bias=False).to(torch.bfloat16).requires_grad_(False)
     gemmtune.optimize(nn.Sequential(made))

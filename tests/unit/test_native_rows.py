@@ -112,7 +112,7 @@ def stated(call: Callable[[int], Tensor]) -> Problem:
     return seen[0]
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", calls())
 def test_every_m_of_a_table_is_served_natively(name: str) -> None:
@@ -240,7 +240,7 @@ def test_an_operand_with_m_rows_by_chance_does_not_follow_m() -> None:
             torch.testing.assert_close(call(m, groups), exact, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 @pytest.mark.slow
 def test_strides_and_misaligned_operands_match_python() -> None:
     """The cpp backend's plan contains strides and blocking. Each kind of operands has its rows, with 16 threads concurrently."""

@@ -164,7 +164,7 @@ def test_compilers_are_prepared_ahead_with_what_they_import(installed: bool, mon
     assert prepared[0] == ("compile", 2, (*modules, *(("triton.compiler",) if installed else ())))
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 def test_kernels_for_a_gpu_are_compiled_without_torch(tmp_path: Path) -> None:
     """A process that compiles starts before torch's import would end. Choices of every template know such a compilation."""
     device, given = preset("sm90"), {"device_type": "cuda", "dtype": torch.bfloat16}

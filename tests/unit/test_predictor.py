@@ -319,7 +319,7 @@ def test_a_prediction_takes_about_a_millisecond():
     assert min(taken) <= 3e-3, f"{len(described)} choices: {min(taken):.4f} s"
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 def test_default_tables_of_gpus(made_for):
     tables = made_for([dense(), few_bits(encoding="")], H100)
     table = tables["mm"][1]
@@ -361,7 +361,7 @@ def test_few_kernels_serve_a_model():
     assert predicted.kept_kernels([{1: {"triton:mm_16x16x16_s1_w1": 0.001}}]) == frozenset()
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 def test_a_model_of_shipped_weights_has_a_kernel_for_every_small_m(made_for, monkeypatch):
     monkeypatch.setattr(predicted, "MOST_KERNELS", 12)
     weights = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
@@ -383,7 +383,7 @@ def test_a_model_of_shipped_weights_has_a_kernel_for_every_small_m(made_for, mon
 A100 = dataclasses.replace(preset("sm80"), name="NVIDIA A100-SXM4-80GB")
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 @pytest.mark.parametrize("device", [UNKNOWN, H200], ids=lambda x: x.name)
 def test_tunings_begin_with_what_a_measured_gpu_favours(device, monkeypatch, caplog):
     other = {**predictor.shipped_predictor().origin["machines"][0], "device": device.name, "triton": "9.9"}

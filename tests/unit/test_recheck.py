@@ -178,7 +178,7 @@ def test_a_choice_that_does_not_fit_the_memory_of_its_timing_is_judged_in_new_me
         assert list(session.recheck(choices)) == ["fake:right_for_60"]
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 def test_honest_choices_pass_on_operands_with_large_gaps(own_store: Path) -> None:
     h, w = torch.randn(4, 4096, 512), torch.randn(512, 4096, 24)
     with settings.patch(backends=("aten", "cpp"), search="quick", tune="force", tune_in_subprocess=False):

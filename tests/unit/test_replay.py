@@ -45,7 +45,7 @@ def at_the_end(curve: Curve) -> dict[str, float]:
     return summary(curve.at(curve.budgets[-1]))
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("first", range(8))
 def test_searches_find_what_was_found_on_an_h200(first: int, stored: Callable[[Path], Source]):
     """The stored choices are those of default searches: this says that today's ranking and variants still lead to the best."""
@@ -64,6 +64,7 @@ def test_searches_find_what_was_found_on_an_h200(first: int, stored: Callable[[P
     assert default.choices < 15, "favoured choices suffice nowhere"
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(("search", "every"), [("quick", 4), ("default", 1)])
 def test_searches_come_near_the_fastest_of_all_legal_choices(search: Search, every: int, stored: Callable[[Path], Source]):
     found = replay(stored(EVERY_CHOICE).known[::every], (search,), Settings(), ("tuning",))
@@ -145,7 +146,7 @@ def test_failed_choices_have_no_regret():
     assert not found.curves, "a search that finds nothing has no regret"
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 8)
 def test_the_command_and_the_section_of_a_report(tmp_path, own_store, capsys):
     out = tmp_path / "x.json"
     assert cli.run(["replay", str(H200), "--every", "100", "--search", "quick", "--order", "tuning", "--json", str(out)]) == 0

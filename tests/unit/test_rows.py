@@ -47,7 +47,7 @@ def problems(m: int) -> dict[str, Problem]:
     }
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("name", problems(2))
 def test_a_class_has_all_problems_that_differ_in_m(name: str):
     for m in SIZES:
@@ -125,7 +125,7 @@ def test_an_empty_problem_has_no_class():
 CASES = [("aten", "cpu"), ("cpp", "cpu"), ("aten", "sm90"), ("triton", "sm90"), ("cuda", "sm90")]
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize(("backend", "arch"), CASES)
 def test_a_choice_at_its_own_problem_is_itself(backend: str, arch: str):
     """In every family, ``at`` for another M gives the name and the kernel of the offer there."""

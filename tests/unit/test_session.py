@@ -168,7 +168,7 @@ TUNING = """
 """
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 @pytest.mark.parametrize("how", rotated([signal.SIGINT, signal.SIGKILL], 2, "stopped"), ids=lambda s: s.name)
 def test_a_tuning_that_is_stopped_leaves_no_process(how: signal.Signals, tmp_path: Path) -> None:
     """Neither an idle compile worker nor a measuring worker survives. The program has no ``__main__`` guard."""

@@ -269,7 +269,7 @@ def test_forked_process_opens_a_separate_connection(store: Store) -> None:
     assert set(store.rows(KEYS[0], MACHINES[0])) == {"hash0", "hash1", "hash2"}
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(6, 8)
 def test_a_fork_waits_for_other_threads_to_leave_the_store(store: Store) -> None:
     stop = threading.Event()
 

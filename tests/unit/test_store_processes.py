@@ -36,7 +36,7 @@ def assert_whole(path: Path) -> None:
     assert list(path.parent.glob("*.corrupt-*")) == []
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 def test_sixteen_writers_lose_nothing(tmp_path: Path) -> None:
     """They start together on a store that does not exist yet."""
     settings = Settings(cache_dir=str(tmp_path / "cache"))
@@ -59,7 +59,7 @@ def test_sixteen_writers_lose_nothing(tmp_path: Path) -> None:
     assert_whole(path)
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 8)
 def test_sixteen_writers_of_one_problem(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     children = [fork(lambda p=p: Store.open(path).put([row(p)])) for p in range(16)]
@@ -67,7 +67,7 @@ def test_sixteen_writers_of_one_problem(tmp_path: Path) -> None:
     assert set(Store.open(path).rows(KEYS[0], MACHINES[0])) == {f"hash{p}" for p in range(16)}
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(7, 8)
 def test_kills_leave_a_whole_store(tmp_path: Path) -> None:
     """A writer is killed at a random moment. What it reported as put is there, and no problem is there in part."""
     path = tmp_path / "store.sqlite"
@@ -104,7 +104,7 @@ def test_kills_leave_a_whole_store(tmp_path: Path) -> None:
     assert {canonical({"problem": number}) for number in reported} <= set(counts)
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 def test_kills_during_the_making_of_a_store(tmp_path: Path) -> None:
     chance = random.Random(os.environ[rotation.VARIABLE])
     for number in range(KILLS // 2):
@@ -136,7 +136,7 @@ def test_a_writer_that_dies_in_a_transaction_leaves_nothing_of_it(tmp_path: Path
     assert set(Store.open(path).rows(KEYS[0], MACHINES[0])) == {"hash0", "hash1"}
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 8)
 @pytest.mark.filterwarnings("ignore:store. got a corrupt file")
 def test_processes_that_find_the_same_corruption_set_it_aside_once(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"

@@ -75,7 +75,7 @@ def test_triton_keeps_its_own_files_of_overrides_and_dumps(tmp_path: Path, monke
     assert type(manager("KEY", dump=True)).__name__ == "FileCacheManager"
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(4, 8)
 @pytest.mark.slow
 def test_damaged_kernels_are_compiled_anew_and_moved_ones_are_not(tmp_path: Path) -> None:
     problem = Problem.mm(64, 64, 64, dtype=torch.float16, device_type="cuda")

@@ -187,7 +187,7 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(8)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_each_family_passes_its_declared_arguments(stream: int, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Bind one choice of each family to a kernel that records its launch."""

@@ -38,7 +38,7 @@ EXCEPTIONS = {
 """Operators of which a walk may find a fault, and the reason why it stays."""
 
 
-@pytest.mark.rotates(6)
+@pytest.mark.rotates(9)
 @pytest.mark.parametrize(
     ("kind", "subject", "mode"),
     [("int8", "weight", "no_grad"), ("int4", "weight", "inference"), ("int4", "view", "no_grad")],

@@ -104,7 +104,7 @@ def compiled(function):
     return torch.compile(function, backend="aot_eager", fullgraph=True)
 
 
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(5, 8)
 @pytest.mark.parametrize("kind", ["int8", "int4", "float8_e4m3fn"])
 def test_in_compiled_graphs(kind):
     weight = layer_weight(kind)

@@ -205,7 +205,7 @@ KINDS = [("int8", False, False), ("int8", False, True), ("int4", False, False), 
          ("int8", True, False), ("int4", True, False), ("float8_e4m3fn", True, False)]  # fmt: skip
 
 
-@pytest.mark.rotates(6)
+@pytest.mark.rotates(9)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize(("kind", "experts", "prepacked"), KINDS)
 def test_no_write_is_lost(kind, experts, prepacked, mode):

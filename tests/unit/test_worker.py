@@ -229,7 +229,7 @@ PARENT = """
 """
 
 
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 8)
 @pytest.mark.parametrize("how", rotated([signal.SIGKILL, signal.SIGTERM], 2, "parent"), ids=lambda s: s.name)
 def test_parent_that_ends_leaves_no_process(how: signal.Signals, tmp_path: Path) -> None:
     """The parent has no ``__main__`` guard: workers do not import it."""
