@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
-from ..dispatch.arguments import Call, autocast_done, call_of
+from ..dispatch.arguments import Call, autocast_done, call_of, is_autocast_on
 from ..dispatch.call import attempted, by_torch, run
 from ..dispatch.checks import check_call, is_frozen, road_of
 from ..dispatch.keys import NOTHING, key_of, with_values
@@ -110,7 +110,7 @@ def _without_plan(missing: bool, key: Hashable | None, backward: Backward, argum
     )  # fmt: skip
     if is_compiling():
         kind = call.a.device.type
-        if out is not None and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        if out is not None and is_autocast_on(kind):
             with torch.autocast(kind, enabled=False):
                 return _in_a_graph(call)
         return _in_a_graph(call)
