@@ -94,7 +94,7 @@ def compiled(folder: Path) -> Report:
     (folder / "artifacts").write_bytes(saved[0])
     decisions = importlib.import_module("gemmtune.integration.compile.decisions")
     importlib.import_module("gemmtune.integration.compile.backend").install(policy=decisions.FixedPolicy("alone"))
-    with torch.no_grad(), torch._dynamo.config.patch(enable_aot_compile=True):  # the default since torch 2.13
+    with torch.no_grad(), torch._dynamo.config.patch(enable_aot_compile=True):  # the default since torch 2.12
         ahead = torch.compile(pair, fullgraph=True).aot_compile(((example(), *weights()), {}))
     ahead.save_compiled_function(str(folder / "package"))
     return report

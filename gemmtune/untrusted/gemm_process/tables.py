@@ -109,7 +109,7 @@ def _of_compiler() -> Callable[[], object]:
     kind, variable, watched = ConfigModule, ContextVar, (bool, float, str)
 
     def chosen(entry: Any) -> object:
-        value = entry.user_override  # in a context variable from torch 2.13 on
+        value = entry.user_override  # in a context variable from torch 2.12 on
         return value.get() if isinstance(value, variable) else value
 
     def others() -> list[str]:
