@@ -26,6 +26,8 @@ _GATES: dict[str, Gate] = {
 """Gates of kernels, by the class of a module's activation."""
 _STEPS = frozenset({"has_gate", "has_bias", "has_post_expert_norm"})
 """Attributes of experts that name a step of their forward, as far as the forwards of this module know them."""
+LISTS_NOTHING = torch.__version__ < "2.12"
+"""True if graphs of this torch cannot list the attributes of a module."""
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -117,7 +119,7 @@ def _by_expert(module: Any, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Raises InvalidProblemError for experts of a later transformers with a step that we would leave out.
     """
-    names = _flags_of(type(module)) if is_compiling() else vars(module)
+    names = _flags_of(type(module)) if LISTS_NOTHING and is_compiling() else vars(module)
     flags = (name for name in names if name.startswith("has_") and name not in _STEPS)
     if unknown := sorted(name for name in flags if getattr(module, name, False) is True):
         raise InvalidProblemError(
@@ -128,7 +130,7 @@ def _by_expert(module: Any, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _flags_of(kind: type) -> tuple[str, ...]:
-    """Return the names that the constructors of a class use. Graphs of torch 2.11 cannot list the attributes of a module."""
+    """Return the names that the constructors of a class use, which set the attributes of its objects."""
     constructors = (vars(base).get("__init__") for base in kind.__mro__)
     return tuple(name for x in constructors if isinstance(x, FunctionType) for name in x.__code__.co_names)
 
