@@ -31,6 +31,8 @@ WIDEN_NS, ROW_NS = {8: 23.4, 4: 18.0}, 0.26
 """Time of a product of 64 columns and 16 along K: a constant by the bits of a weight, and a part per row."""
 ALONE = 1.4
 """Slowdown with a single warp group on a multiprocessor: nothing multiplies while it widens weights."""
+THREE_GROUPS = 0.93
+"""Time of a product with three warp groups, of which two multiply while one widens, over that with two."""
 DRAM_GBPS = 2600.0
 """Bandwidth at which b and a are read, once."""
 TILE_US, TILE_GBPS = 0.9, 21.7
@@ -104,8 +106,7 @@ class Wgmma(MixedFamily[Config]):
         at_a_time = clusters_at_a_time(device.sm_count, blocks)
         each = math.ceil(below * cols / at_a_time)  # blocks of one multiprocessor, in sequence or concurrently
         weights = weights_of(problem)
-        products = -(-steps_of(problem, config) // blocks) * shape.block_k(weights) // 16 * shape.warp_groups * shape.col_tiles
-        multiplying_us = products * (WIDEN_NS[weights.bits] + ROW_NS * shape.block_m) / 1e3
+        multiplying_us = -(-steps_of(problem, config) // blocks) * step_us(weights, shape)
         if shape.warp_groups * min(each, shape.blocks_per_sm) == 1:
             multiplying_us *= ALONE
         sent = shape.block_m * shape.block_n * 4 * (blocks - 1) / blocks
@@ -178,6 +179,13 @@ class Wgmma(MixedFamily[Config]):
 def _rows_of(problem: Problem) -> int:
     """Return the rows of a, or the mean of a group."""
     return -(-problem.m // max(1, problem.groups))
+
+
+def step_us(weights: Weights, shape: Shape) -> float:
+    """Return the time of a stage's products while all multiprocessors are busy."""
+    products = shape.block_k(weights) // 16 * shape.warp_groups * shape.col_tiles
+    overlap = THREE_GROUPS if shape.warp_groups == 3 else 1.0
+    return products * overlap * (WIDEN_NS[weights.bits] + ROW_NS * shape.block_m) / 1e3
 
 
 def why_not_shape(shape: Shape, weights: Weights) -> str | None:

@@ -29,7 +29,7 @@ from ..mixed.family import PARTS, MixedFamily, map_of_lines, steps_of, tiles_of
 from ..mixed.weights import MixedConfig, Weights, weights_of
 from ..wgmma.configs import BARRIERS_BYTES, CHUNK_BYTES
 from ..wgmma.configs import Shape as WholeShape
-from ..wgmma.family import ROW_NS, WIDEN_NS, claims_of, reduction_in, why_not_shape
+from ..wgmma.family import claims_of, reduction_in, step_us, why_not_shape
 
 ROUND_ROWS = 16
 """Rows of a 16-bit result that are reordered at a time. Float32 sums are twice as large, and half as many."""
@@ -74,7 +74,8 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
     4: (_shape(128, 3, 64, 4), _shape(192, 2, 64, 3), _shape(256, 2, 64, 3)),
 }
 """Shapes by the bits of a weight. Three warp groups leave fewer blocks idle. On an H200, other batches, warp groups that take turns
-and blocks that share rows change times by 3% at most; products of widened weights in shared memory take 1.2 times as long."""
+and blocks that share rows change times by 3% at most. Products of widened weights in shared memory take 1.2 to 1.4 times as long,
+also if other warp groups widen them: without these loads and stores of shared memory they would be as fast as those of bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +134,6 @@ LAUNCH_US, TILE_US, DIVIDED_US = 3.0, 2.0, 1.0
 """Overheads of a launch, of each tile of a block, and of tiles that are divided."""
 ALONE, MORE = 0.72, 0.33
 """Time of a step with few busy multiprocessors over that of ``wgmma``, and what all of them add: they share L2 and power."""
-THREE_GROUPS = 0.93
-"""Time of a product with three warp groups, of which two multiply while one widens, over that with two."""
 EXCHANGE_US, FLAG_US = 2.5, 1.0
 """Time in which a helper stores its sums or an owner adds them, and until the owner sees them."""
 FLAGS_BYTES = 2**14
@@ -187,7 +186,7 @@ class WgmmaStream(MixedFamily[Config]):
         return None
 
     def estimate_us(self, problem: Problem, device: DeviceInfo, config: Config) -> float:
-        division, tile_us = division_of(problem, config), steps_of(problem, config) * step_us_of(problem, config.shape)
+        division, tile_us = division_of(problem, config), steps_of(problem, config) * step_us(weights_of(problem), config.shape)
         rounds = division.waves + (1 / division.parts if division.left else 0.0)
         busy = (division.waves * division.blocks + division.left) / (rounds * device.sm_count)
         tile_ends_us = TILE_US + 2 * EXCHANGE_US * (config.runs - 1)
@@ -252,7 +251,7 @@ class WgmmaStream(MixedFamily[Config]):
         work.each, work.more = divmod(division.steps, config.runs)
         if division.divided:
             work.divided, work.helpers = division.divided, division.helpers
-            work.head = division.head(lead_us(division) / step_us_of(problem, config.shape))
+            work.head = division.head(lead_us(division) / step_us(weights_of(problem), config.shape))
             work.each, work.more = divmod(division.steps - work.head, division.parts - 1)
         return aligned
 
@@ -283,13 +282,6 @@ class WgmmaStream(MixedFamily[Config]):
 def division_of(problem: Problem, config: Config) -> Division:
     rows, cols = tiles_of(problem, config)
     return Division.of(rows * cols, steps_of(problem, config), config)
-
-
-def step_us_of(problem: Problem, shape: Shape) -> float:
-    weights = weights_of(problem)
-    products = shape.block_k(weights) // 16 * shape.warp_groups * shape.col_tiles
-    overlap = THREE_GROUPS if shape.warp_groups == 3 else 1.0
-    return products * overlap * (WIDEN_NS[weights.bits] + ROW_NS * shape.block_m) / 1e3
 
 
 def lead_us(division: Division) -> float:
