@@ -166,8 +166,8 @@ CHANGES: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def variations(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield other values for an argument by name."""
-    yield from OTHERS.items()
+    """Yield other values for an argument by name. A call that takes one as its out writes to a copy."""
+    yield from ((name, x.clone() if type(x) is Tensor else x) for name, x in OTHERS.items())
     for name, change in CHANGES.items() if isinstance(value, Tensor) else ():
         try:
             yield f"changed: {name}", change(value)
