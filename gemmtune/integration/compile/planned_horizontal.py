@@ -21,9 +21,12 @@ from .planned import LIBRARY, problem_of_text, ready_launch, ready_plan, run_as_
 
 Tensor = torch.Tensor
 
-LIBRARY.define("planned_join(Tensor[] tensors, str problem, int[] widths) -> Tensor")  # type: ignore[no-untyped-call]
+LIBRARY.define("planned_join(Tensor[] tensors, str problem, int[] widths, *, bool dynamic=False) -> Tensor")  # type: ignore[no-untyped-call]
 OPERATOR = torch.ops.gemmtune.planned_join.default
-"""Operator of a horizontal fusion. ``tensors`` are a, then the pieces of each further operand. ``widths`` are their columns."""
+"""Operator of a horizontal fusion. ``tensors`` are a, then the pieces of each further operand. ``widths`` are their columns.
+
+With ``dynamic`` the M of ``problem`` is an example, and each call looks up the plan for its own M.
+"""
 SCALES = ("scale_b", "zero_b")
 _CAPACITY = 4096
 
@@ -40,19 +43,19 @@ def ready_pieces(problem: str, widths: Sequence[int], index: int) -> None:
         ready_launch(part, index)
 
 
-def run_horizontal(*tensors: Tensor, out: Tensor, problem: str, widths: Sequence[int]) -> None:
+def run_horizontal(*tensors: Tensor, out: Tensor, problem: str, widths: Sequence[int], dynamic: bool = False) -> None:
     """Write the products of a with all pieces into ``out``."""
     a, count = tensors[0], len(widths)
     roles = [tensors[begin : begin + count] for begin in range(1, len(tensors), count)]
     alone = [None if gather else whole(pieces) for pieces, gather in zip(roles, _gathered(problem), strict=True)]
     if all(gather or x is not None for gather, x in zip(_gathered(problem), alone, strict=True)):
         operands = [gathered(pieces) if x is None else x for pieces, x in zip(roles, alone, strict=True)]
-        run_planned(a, *operands, out=out, problem=problem)
+        run_planned(a, *operands, out=out, problem=problem, dynamic=dynamic)
         return
     invariant = given().batch_invariant
     parts = _parts(problem, tuple(widths), invariant)
     for part, columns, *pieces in zip(parts, torch.split(out, list(widths), 1), *roles, strict=True):
-        run, result = run_planned if _fits(part, pieces) else run_as_laid_out, columns
+        run, result = run_planned if not dynamic and _fits(part, pieces) else run_as_laid_out, columns
         if invariant:
             result = columns.new_empty(columns.shape)
         run(a, *pieces, out=result, problem=part)
@@ -111,13 +114,13 @@ def _strides(layout: Layout) -> list[int]:
     return [stride for size, stride in zip(layout.size, layout.stride, strict=True) if size > 1]
 
 
-def _new(tensors: Sequence[Tensor], problem: str, widths: Sequence[int]) -> Tensor:
+def _new(tensors: Sequence[Tensor], problem: str, widths: Sequence[int], *, dynamic: bool = False) -> Tensor:
     out = _empty(tensors, problem, widths)
-    run_horizontal(*tensors, out=out, problem=problem, widths=widths)
+    run_horizontal(*tensors, out=out, problem=problem, widths=widths, dynamic=dynamic)
     return out
 
 
-def _empty(tensors: Sequence[Tensor], problem: str, widths: Sequence[int]) -> Tensor:
+def _empty(tensors: Sequence[Tensor], problem: str, widths: Sequence[int], **_: object) -> Tensor:
     return tensors[0].new_empty((tensors[0].shape[0], sum(widths)), dtype=problem_of_text(problem).out.dtype)
 
 
