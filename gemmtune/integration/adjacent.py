@@ -179,7 +179,8 @@ def alike_siblings(model: nn.Module) -> list[list[nn.Module]]:
         for layer in parent.children():
             weight = layer._parameters.get("weight") if is_linear(layer) else None
             if weight is not None and (kind := _kind(weight)) is not None:
-                alike[kind].append(layer)
+                # A dense layer's bias is part of its product. A quantized layer adds it behind.
+                alike[kind, isinstance(weight, QuantizedWeight) or layer.bias is None].append(layer)
         found += [layers for layers in alike.values() if len(layers) > 1 and not any(map(_is_placed, layers))]
     return found
 
