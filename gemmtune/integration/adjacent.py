@@ -81,15 +81,17 @@ class Rows:
 
     def _fits(self, size: int, device: torch.device) -> bool:
         """Return True if half of the memory that was free before the first move stays free."""
-        free = torch.cuda.mem_get_info(device)[0]
-        least = self._kept_free.setdefault(device, (1 - _SHARE) * free)
-        if free - size < least:
-            self.give_back()  # the memory of weights that moved
-            free = torch.cuda.mem_get_info(device)[0]
-        return free - size >= least
+        if device not in self._kept_free:
+            torch.cuda.synchronize(device)  # other streams may read the weights
+            self._kept_free[device] = (1 - _SHARE) * torch.cuda.mem_get_info(device)[0]
+        if torch.cuda.mem_get_info(device)[0] - size < self._kept_free[device]:
+            self.give_back()
+        return bool(torch.cuda.mem_get_info(device)[0] - size >= self._kept_free[device])
 
     def give_back(self) -> None:
-        """Give the memory that torch's allocator keeps free back to the GPUs of moved tensors."""
+        """Wait for moves to GPUs, then give the memory that torch's allocator keeps free back to them."""
+        for device in self._pools:
+            torch.cuda.synchronize(device)
         if self._pools:
             torch.cuda.empty_cache()
 

@@ -48,12 +48,13 @@ def optimize(
     The forward of every ``nn.Linear``, including block-sparse ones, and of HF's Conv1D looks up the pick. Parameters,
     ``state_dict``, hooks and types do not change. Later compilations by ``torch.compile`` include our pass. Only ``tune`` and ``m``
     tune. Elsewhere a problem without a pick runs by torch or a default kernel, which is verified now (and timed if it is a float
-    one on a CPU).
+    one on a CPU). Weights that may have the same input move next to each other on a GPU, so that compiled graphs can join them.
 
     Args:
         model: any module.
         tune: example inputs, as a tensor, a tuple of positional arguments or a mapping of keyword arguments. The model runs on
-            them, each weight gets a table of its numbers of rows, and weights with the same input move next to each other.
+            them, each weight gets a table of its numbers of rows, and weights with the same input move next to each other on
+            any device.
             ``"background"`` serves at once, and makes the tables while this process is idle: see ``tuning_in_background``.
         m: the numbers of rows of the tables, as ``range(1, 8193)`` or (1, 8192): tokens of a batch or a prompt, not sequences.
             Without ``tune`` all linear layers get tables, and the model does not run.

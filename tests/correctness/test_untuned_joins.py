@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from compiled_graphs import decided, rewriting_backend
 from models import made, transformers
 from test_horizontal_fusion import Heads, X, are_adjacent, heads, laid_out
 from torch import nn
+from torch._inductor import config as inductor_config
 
 import gemmtune
 from gemmtune import settings
@@ -32,6 +35,7 @@ from gemmtune.selector.segments import DEFAULT, TABLE
 from gemmtune.store.key import fingerprint_text
 from gemmtune.store.store import open_store
 
+optimizing = import_module("gemmtune.integration.optimize")
 H200 = dataclasses.replace(preset("sm90"), name="NVIDIA H200", l2_bytes=60 * 2**20)
 UNKNOWN = dataclasses.replace(preset("sm90"), name="NVIDIA H999")
 
@@ -126,28 +130,55 @@ def test_nothing_moves_on_a_cpu(own_store):
     assert made_by.joinable(model) == []
 
 
+@pytest.mark.parametrize("how", [{}, {"tune": "background"}, {"m": range(1, 3)}], ids=str)
+def test_optimize_moves_layers_before_it_makes_their_tables(own_store, monkeypatch, how):
+    """A stand-in for a GPU, where layers move, whichever way nothing runs."""
+    calls: list[str] = []
+    monkeypatch.setattr(optimizing, "joinable", alike_siblings)
+    monkeypatch.setattr(optimizing, "verify_defaults", lambda model, **_: calls.append(f"adjacent: {are_adjacent(model)}"))
+    monkeypatch.setattr(optimizing, "tune_tables", lambda *_: None)
+    monkeypatch.setattr(optimizing, "tuning_in_background", lambda: SimpleNamespace(add=list))
+    monkeypatch.setattr(optimizing, "compile_again", lambda: calls.append("compile again"))
+    with settings.patch(backends=("aten",), rows="shared"):
+        model = gemmtune.optimize(heads(), progress=False, **how)
+        places = [x.data_ptr() for x in model.parameters()]
+        policy = inductor_config.post_grad_custom_post_pass.policy
+        gemmtune.restore(model)
+        assert calls == ["adjacent: True", "compile again"]
+        assert (policy.predicts, policy.tunes) == (True, False)
+        gemmtune.restore(gemmtune.optimize(model, progress=False, **how))
+        assert [x.data_ptr() for x in model.parameters()] == places
+        assert calls[2:] == ["adjacent: True", *(["compile again"] if how else [])]
+        monkeypatch.setattr(optimizing, "joinable", None)
+        with settings.patch(disable=True):
+            gemmtune.restore(gemmtune.optimize(heads(), progress=False))
+
+
 def test_half_of_a_gpus_free_memory_stays_free(monkeypatch):
     """Old weights leave gaps that the allocator cannot always give back. No memory at all is no failure."""
-    device, free, given_back = torch.device("cuda", 0), [1000], []
+    device, free, waits = torch.device("cuda", 0), [1000], []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 2000))
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(free.pop(0)))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.reverse())
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
     rows = Rows()
     assert rows._fits(400, device)
-    free[:], rows._pools[device] = [600, 1000], None
-    assert rows._fits(400, device)
-    assert given_back == [600], "a part came from the memory of weights that moved"
-    free[:] = [600, 600]
-    assert not rows._fits(400, device)
-    free[:] = [2**30] * 2
+    free[:] = [600, 1000]
+    assert not rows._fits(400, device), "nothing moved, so nothing can be given back"
+    rows._pools[device] = None
+    assert rows._fits(400, device), "with the memory of weights that moved"
+    assert waits == [device, device]
+    assert not rows._fits(600, device)
     assert rows._pieces([500, 512], device) is None, "the allocator pads the first block"
 
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("planted")
 
     monkeypatch.setattr(Rows, "_blocks", full)
-    assert rows._pieces([512, 512], device) is None
-    assert rows.refused == 1
+    assert rows._pieces([64 * 512, 512], device) is None
+    free[:] = [2**30]
+    assert rows._pieces([64 * 512, 512], device) is None
+    assert rows.refused == 2
 
 
 def test_refused_moves_are_logged_once(monkeypatch, caplog):
