@@ -24,10 +24,12 @@ from gemmtune.integration import compile as compile_pass
 from gemmtune.integration.adjacent import lay_out, same_inputs
 from gemmtune.integration.compile import backend, planned_horizontal, rewriting, store_policy
 from gemmtune.integration.compile.horizontal import adjacent_inputs
+from gemmtune.integration.compile.planned import problem_of_text
 from gemmtune.integration.compile.report import Decision
 from gemmtune.integration.compile.store_policy import StorePolicy, _parts
 from gemmtune.integration.compile.stored_decisions import StoredDecisions
 from gemmtune.problem import Layout, Problem
+from gemmtune.problem.rows import row_classes
 from gemmtune.problem.trace import trace
 from gemmtune.timing.rounds import TIE
 
@@ -144,6 +146,8 @@ def test_a_fused_product_equals_the_separate_ones(kind, joined):
         torch.testing.assert_close(compiled(X), model(X), rtol=1e-4, atol=1e-4)
     assert [(d.taken, d.problem.n, d.pick) for d in joined] == [("joined", 128, joined[0].pick)] * 3
     assert "joined to 128 columns" in str(gemmtune.explain(compiled))
+    parts = planned_horizontal._parts(joined[0].joined.key, (64, 32, 32))
+    assert [row_classes(problem_of_text(x)) for x in parts] == [row_classes(d.alone) for d in joined], "the tables of the weights"
     trained = [x for x in model.parameters() if x.requires_grad]
     got, expected = (outputs_and_gradients(f, trained, X) for f in (compiled, model))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)

@@ -119,6 +119,15 @@ def test_layers_that_were_put_together_stay():
     assert not lay_out(model, [[model.q, model.k, model.v]])
 
 
+def test_tied_siblings_stay_where_they_are():
+    model = heads()
+    model.v.weight = model.k.weight
+    place = model.k.weight.data_ptr()
+    lay_out(model, alike_siblings(model))
+    assert model.v.weight is model.k.weight
+    assert model.k.weight.data_ptr() == place
+
+
 def test_nothing_moves_on_a_cpu(own_store):
     model = gemmtune.quantize_(heads(), "int8")
     model.fc = nn.Linear(64, 32)
