@@ -22,8 +22,8 @@ T = TypeVar("T")
 _SHARED = "several modules have them, or a view, a state_dict, a graph of an earlier call or another process has their memory"
 _TRIES = 4
 """Attempts to get consecutive blocks. Each failure uses up other free blocks that the allocator prefers."""
-_BLOCK_BYTES = 512
-"""Size of which each block of torch's allocator for a GPU is a multiple."""
+_BLOCK_BYTES, _SMALL_BYTES = 512, 2**20
+"""Size of which each block of torch's allocator for a GPU is a multiple, and the largest block of a segment for small ones."""
 _SHARE = 0.5
 """Largest share of a GPU's free memory that moves use up. Old weights may leave gaps in segments that torch cannot give back."""
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -212,7 +212,7 @@ def lay_out(model: nn.Module, groups: Sequence[Sequence[nn.Module]]) -> bool:
             held = [(x, y) for y in layers if (x := y._parameters.get(name)) is not None and _kind(x) is not None]
             free = [(x, y) for x, y in held if holders[x] == 1 and all(map(is_sole, _moved_parts(x).values()))]
             stay += len(held) - len(free) if len(held) > 1 else 0
-            for _, alike in groupby(free, lambda pair: _kind(pair[0])):
+            for _, alike in groupby(free, lambda pair: (_kind(pair[0]), _segments_of(pair[0]))):
                 weights, owners = zip(*alike, strict=True)
                 moved |= _move(weights, rows)
                 if name == "weight" and len(owners) > 1:
@@ -241,6 +241,11 @@ def _kind(x: Tensor) -> Hashable | None:
     else:
         return None
     return None if any(part.nbytes % ALIGNED_BYTES for part in _moved_parts(x).values()) else key
+
+
+def _segments_of(x: Tensor) -> tuple[bool, ...]:
+    """Return True for each part of a Parameter that lies in a segment for small blocks on a GPU, which has no large ones."""
+    return tuple(part.is_cuda and part.nbytes <= _SMALL_BYTES for part in _moved_parts(x).values())
 
 
 def _moved_parts(x: Tensor) -> dict[str, Tensor]:

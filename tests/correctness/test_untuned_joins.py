@@ -21,6 +21,7 @@ from gemmtune import settings
 from gemmtune.device import DeviceInfo, detect, preset
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.errors import ShortMemoryError
+from gemmtune.integration import adjacent
 from gemmtune.integration import defaults as made_by
 from gemmtune.integration.adjacent import Rows, alike_siblings, lay_out
 from gemmtune.integration.compile import estimated_joins
@@ -188,6 +189,16 @@ def test_half_of_a_gpus_free_memory_stays_free(monkeypatch):
     free[:] = [2**30]
     assert rows._pieces([64 * 512, 512], device) is None
     assert rows.refused == 2
+
+
+def test_blocks_of_one_segment_move_together(monkeypatch):
+    """A GPU's allocator has small blocks elsewhere: k and v of int4 may be small, and q not."""
+    asked: list[int] = []
+    monkeypatch.setattr(Rows, "copies", lambda _, tensors: asked.append(len(tensors)))
+    monkeypatch.setattr(adjacent, "_segments_of", lambda x: (x.shape[0] < 64,))
+    model = heads("int4")
+    lay_out(model, alike_siblings(model))
+    assert asked == [2, 2], "weights, then biases, of k and v"
 
 
 def test_refused_moves_are_logged_once(monkeypatch, caplog):
