@@ -365,5 +365,26 @@ def test_a_failing_table_leaves_layers_apart(on_a_cpu, monkeypatch, caplog):
     assert len([x for x in caplog.messages if "products of one input are not joined: planted" in x]) == 1
 
 
+@pytest.mark.parametrize(
+    ("policy", "chosen", "makes"),
+    [
+        (StorePolicy(), {}, False),
+        (StorePolicy(), {"tune": "predict"}, True),
+        (StorePolicy(predicts=True), {"tune": "never"}, True),
+        (StorePolicy(predicts=True), {"disable": True}, False),
+        (StorePolicy(predicts=True), {"batch_invariant": True}, False),
+        (StorePolicy(predicts=True, tunes=True), {}, False),
+    ],
+    ids=str,
+)
+def test_tables_are_made_for_whom_asks_for_predictions(policy, chosen, makes, own_store, monkeypatch):
+    found: list[list[Problem]] = []
+    fusion: Any = SimpleNamespace(device=torch.device("cpu"), dynamic=True, products=(), problem=problem("float", 1, 8, 16))
+    monkeypatch.setattr(estimated_joins, "make_tables", lambda fusions, _: found.append([x.problem for x in fusions]))
+    with settings.patch(**chosen):
+        policy.prepare([], [fusion, fusion])
+    assert found == ([[fusion.problem]] if makes else [])
+
+
 def test_the_key_of_a_graph_depends_on_what_may_be_verified():
     assert StorePolicy(predicts=True).token() != StorePolicy().token()
