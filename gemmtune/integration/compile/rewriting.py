@@ -104,7 +104,7 @@ class _Rewriting:
 
     def rewrite_fusion(self, fusion: HorizontalFusion) -> Iterator[tuple[fx.Node, GemmDecision]]:
         """Replace the GEMMs of a fusion and yield their decisions. Yield nothing if they stay apart."""
-        key = tuple((product.alone, product.fused, product.before_reduction) for product in fusion.products)
+        key = (fusion.dynamic, *((product.alone, product.fused, product.before_reduction) for product in fusion.products))
         if key not in self.decisions:
             self.decisions[key] = self.policy.decide_horizontal(fusion)
         decision = self.decisions[key]
