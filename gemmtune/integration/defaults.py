@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -12,18 +12,19 @@ from .. import settings
 from ..device import DeviceInfo, detect
 from ..dispatch.ranges import forget_range_plans, range_plan_for
 from ..dispatch.ready import forget_plans
-from ..errors import NoValidChoicesError
+from ..errors import NoValidChoicesError, ShortMemoryError
 from ..problem import Problem
 from ..problem.rows import RowClass, row_classes
 from ..quantized.weight import QuantizedWeight
 from ..selector.defaults import defaults_for, origin_for
 from ..selector.precompile import prepare_compiling
 from ..selector.predicted import MOST_KERNELS
-from ..selector.progress import Progress, progress_for
+from ..selector.progress import Progress, notify, progress_for
 from ..selector.remote import prepare_measuring
 from ..settings import Settings
 from ..store.store import open_store
 from ..workers.worker import NoWorkerError
+from .adjacent import alike_siblings
 from .eager import scalars_of
 from .experts import is_experts
 from .measured import in_models
@@ -67,6 +68,47 @@ def make_defaults(device: DeviceInfo, classes: Sequence[RowClass], shown: Progre
         shown.close()
         forget_range_plans()
         forget_plans()
+
+
+def joinable(model: nn.Module) -> list[list[nn.Module]]:
+    """Return the groups of layers on a GPU that a compiled graph may join without a measurement, by the model's structure alone.
+
+    Such a graph needs a default table for all columns of a group. Where kinds of weights have none, nothing would be gained.
+    """
+    current = settings.current()
+    if current.batch_invariant or current.rows != "shared" or torch.version.hip is not None:
+        return []
+    return [layers for layers in alike_siblings(model) if _has_defaults(layers[0])]
+
+
+def _has_defaults(layer: nn.Module) -> bool:
+    """Return True if weights like that of a linear layer have default tables on its GPU."""
+    weight = layer._parameters["weight"]
+    if weight is None or not weight.is_cuda:
+        return False
+    with torch.no_grad():
+        problem = _quantized(weight) if isinstance(weight, QuantizedWeight) else _dense(layer, weight)
+    return problem is not None and any(origin_for(x, detect(weight.device)) for x in row_classes(problem))
+
+
+def make_missing(device: DeviceInfo, problems: Iterable[Problem]) -> None:
+    """Make the default tables of problems that have no table, once in a process. Where it fails, there is none."""
+    current, wanted = settings.current(), dict[RowClass, None]()
+    for rows_class in (x for problem in problems for x in row_classes(problem)[:1]):
+        attempt = (rows_class, device, current.token)
+        if attempt not in _attempts and origin_for(rows_class, device) and not _has_table(rows_class, device, current):
+            wanted[rows_class] = None
+        _attempts.add(attempt)
+    if wanted:
+        notify(f"verifying likely choices for {', '.join(map(str, wanted))}: once, later processes reuse the tables")
+        try:
+            make_defaults(device, list(wanted), Progress())
+        except ShortMemoryError as error:
+            log.warning("products of one input are not joined: %s", error)
+
+
+_attempts: set[tuple[RowClass, DeviceInfo, int]] = set()
+"""Classes for which ``make_missing`` made a table, or found that there is none."""
 
 
 def start_processes(device: DeviceInfo, current: Settings) -> None:

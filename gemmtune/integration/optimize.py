@@ -20,7 +20,7 @@ from ..warning import warn
 from . import compile as compile_pass
 from .adjacent import lay_out, same_inputs
 from .background import ROWS, Job, tuning_in_background
-from .defaults import verify_defaults
+from .defaults import joinable, verify_defaults
 from .experts import has_matrices
 from .invariant import check_layers, collecting, tune_layers
 from .invariant_joined import joined_problems
@@ -48,12 +48,13 @@ def optimize(
     The forward of every ``nn.Linear``, including block-sparse ones, and of HF's Conv1D looks up the pick. Parameters,
     ``state_dict``, hooks and types do not change. Later compilations by ``torch.compile`` include our pass. Only ``tune`` and ``m``
     tune. Elsewhere a problem without a pick runs by torch or a default kernel, which is verified now (and timed if it is a float
-    one on a CPU).
+    one on a CPU). Weights that may have the same input move next to each other on a GPU, so that compiled graphs can join them.
 
     Args:
         model: any module.
         tune: example inputs, as a tensor, a tuple of positional arguments or a mapping of keyword arguments. The model runs on
-            them, each weight gets a table of its numbers of rows, and weights with the same input move next to each other.
+            them, each weight gets a table of its numbers of rows, and weights with the same input move next to each other on
+            any device.
             ``"background"`` serves at once, and makes the tables while this process is idle: see ``tuning_in_background``.
         m: the numbers of rows of the tables, as ``range(1, 8193)`` or (1, 8192): tokens of a batch or a prompt, not sequences.
             Without ``tune`` all linear layers get tables, and the model does not run.
@@ -80,25 +81,27 @@ def optimize(
 
 def _by_picks(model: M, tune: Any, rows: range | None, progress: bool, *, later: bool) -> M:
     """Tune what is asked for, now or ``later``, and give every layer a forward that looks up its pick."""
-    example = None if later else tune
+    example, moved = None if later else tune, False
     classes = _classes(model) if later or (rows is not None and example is None) else []
     with _all_or_none(model):
         if not settings.current().disable:
             if example is not None:
                 _tune(model, example, rows, progress)
-            elif rows is not None and not later:  # without a run of the model
-                device = detect(classes[0].problem.device_type)
-                chosen = in_models(settings.current(), device)
-                prepare_tuning(device, chosen)
-                tune_tables(dict.fromkeys(classes, ()), device, chosen, progress_for() if progress else Progress(), rows)
+            else:
+                moved = lay_out(model, joinable(model))
+                if rows is not None and not later:  # without a run of the model
+                    device = detect(classes[0].problem.device_type)
+                    chosen = in_models(settings.current(), device)
+                    prepare_tuning(device, chosen)
+                    tune_tables(dict.fromkeys(classes, ()), device, chosen, progress_for() if progress else Progress(), rows)
             verify_defaults(model, progress=progress)
         # Give each layer our forward, and torch.compile our pass.
         optimized(model)
         try:
-            compile_pass.install(tune=example is not None)
+            compile_pass.install(tune=example is not None, predict=True)
         except FileNotFoundError as error:  # Inductor needs a temporary folder to be imported, and layers do not need Inductor
             warn(f"optimize: {error}; torch.compile needs one, so graphs run torch's GEMMs: free space there, or set TMPDIR")
-        if tune is not None or rows is not None:
+        if tune is not None or rows is not None or moved:
             compile_again()
     _models.add(model)
     if later and not settings.current().disable:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..choice import Choice
 from ..device import DeviceInfo
 from ..problem import Problem
-from .features import NAMES, Described, features, group_of, kernel_of, kind_of, why_unknown
+from .features import NAMES, Described, features, floor_us, group_of, kernel_of, kind_of, why_unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +155,11 @@ class Predictor:
             return {}
         found = self.forests[group_of(kind_of(problem))](features(problem, device, list(known.values()))).astype(np.float64)
         return dict(zip(known, found.T, strict=True))
+
+    def time_us(self, problem: Problem, device: DeviceInfo, choice: Choice) -> float | None:
+        """Return the predicted time of a choice between other kernels, in µs. None if it was not measured near the problem."""
+        found = self.times(problem, device, (choice,)).get(choice.name)
+        return None if found is None else floor_us(problem, device) * 2.0 ** float(found.mean())
 
     def gains(self, problem: Problem, device: DeviceInfo, choices: Sequence[Choice], baseline: Choice) -> NDArray[np.float64]:
         """Return each choice's likely gain over ``baseline`` in octaves, [len(choices)]; −inf if not measured nearby."""

@@ -24,10 +24,12 @@ from gemmtune.integration import compile as compile_pass
 from gemmtune.integration.adjacent import lay_out, same_inputs
 from gemmtune.integration.compile import backend, planned_horizontal, rewriting, store_policy
 from gemmtune.integration.compile.horizontal import adjacent_inputs
+from gemmtune.integration.compile.planned import problem_of_text
 from gemmtune.integration.compile.report import Decision
 from gemmtune.integration.compile.store_policy import StorePolicy, _parts
 from gemmtune.integration.compile.stored_decisions import StoredDecisions
 from gemmtune.problem import Layout, Problem
+from gemmtune.problem.rows import row_classes
 from gemmtune.problem.trace import trace
 from gemmtune.timing.rounds import TIE
 
@@ -144,6 +146,8 @@ def test_a_fused_product_equals_the_separate_ones(kind, joined):
         torch.testing.assert_close(compiled(X), model(X), rtol=1e-4, atol=1e-4)
     assert [(d.taken, d.problem.n, d.pick) for d in joined] == [("joined", 128, joined[0].pick)] * 3
     assert "joined to 128 columns" in str(gemmtune.explain(compiled))
+    parts = planned_horizontal._parts(joined[0].joined.key, (64, 32, 32))
+    assert [row_classes(problem_of_text(x)) for x in parts] == [row_classes(d.alone) for d in joined], "the tables of the weights"
     trained = [x for x in model.parameters() if x.requires_grad]
     got, expected = (outputs_and_gradients(f, trained, X) for f in (compiled, model))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
@@ -191,9 +195,9 @@ def test_weights_that_are_no_longer_adjacent_are_multiplied_separately(kind, mov
     for name in ("run_planned", "run_as_laid_out"):
         run = getattr(planned_horizontal, name)
 
-        def noted(*tensors, out, problem, run=run):
+        def noted(*tensors, out, problem, run=run, **more):
             runs.append(out.shape[1])
-            run(*tensors, out=out, problem=problem)
+            run(*tensors, out=out, problem=problem, **more)
 
         monkeypatch.setattr(planned_horizontal, name, noted)
     with torch.no_grad():
@@ -290,14 +294,26 @@ def test_graphs_of_adjacent_and_separate_weights_have_different_keys(monkeypatch
     assert len(joined) == 4  # of three weights and of three biases
 
 
-@pytest.mark.parametrize("dynamic", [True, False])
-def test_separate_weights_and_dynamic_sizes_are_not_fused(dynamic, joined):
+def test_separate_weights_are_not_fused(joined):
     model = heads()
-    model = laid_out(model, {"x": X}) if dynamic else model
-    compiled = torch.compile(model, dynamic=dynamic, backend=rewriting_backend(FixedPolicy("alone")))
+    compiled = torch.compile(model, dynamic=False, backend=rewriting_backend(FixedPolicy("alone")))
     with torch.no_grad():
         torch.testing.assert_close(compiled(X), model(X))
     assert [d.taken for d in joined] == ["alone"] * 3
+
+
+@pytest.mark.turn(6, 8)
+@pytest.mark.parametrize("kind", ["float", "int4"])
+def test_a_fused_product_serves_any_number_of_rows(kind, joined):
+    model = laid_out(heads(kind), {"x": X})
+    lowering: Any = "inductor" if kind == "float" else rewriting_backend(FixedPolicy("alone"))
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=lowering)
+    with torch.no_grad():
+        for x in (X, torch.randn(3, 7, 64), torch.randn(2, 40, 64)):
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+        cloned(model)
+        torch.testing.assert_close(compiled(X), model(X), rtol=1e-4, atol=1e-4)
+    assert [(d.taken, d.problem.n) for d in joined] == [("joined", 128)] * 3, "one graph for all"
 
 
 def test_the_fused_operator_passes_torchs_checks(own_store):
@@ -306,7 +322,8 @@ def test_the_fused_operator_passes_torchs_checks(own_store):
     with settings.patch(backends=("aten",), tune="never"):
         for pieces in (whole.split((4, 8), 1), [x.clone() for x in whole.split((4, 8), 1)]):
             arguments = ([a, *pieces], problem.key, [4, 8])
-            torch.library.opcheck(planned_horizontal.OPERATOR, arguments)
+            for words in ({}, {"dynamic": True}):
+                torch.library.opcheck(planned_horizontal.OPERATOR, arguments, words)
             torch.testing.assert_close(planned_horizontal.OPERATOR(*arguments), a @ whole)
 
 

@@ -18,7 +18,9 @@ from torch.library import opcheck
 
 import gemmtune
 from gemmtune import QuantizedWeight, settings
+from gemmtune.integration.adjacent import alike_siblings, lay_out
 from gemmtune.integration.compile import backend, install, planned, uninstall
+from gemmtune.integration.defaults import joinable
 from gemmtune.operators.library import OPERATORS
 from gemmtune.passes.float8_rows import LEAST_CAPABILITY, serves
 from gemmtune.quantized.products import rows_in_float8
@@ -100,12 +102,13 @@ def test_an_optimized_model_is_captured():
 class Heads(nn.Module):
     """Three layers that read one input, and what reads their results."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: int = 256, widths: tuple[int, ...] = (256, 64, 64)) -> None:
         super().__init__()
-        self.q, self.k, self.v = (nn.Linear(256, n, bias=False) for n in (256, 64, 64))
+        self.q, self.k, self.v = (nn.Linear(inputs, n, bias=False) for n in widths)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.q(x).unflatten(-1, (4, 64)) * self.k(x)[..., None, :]).tanh().sum(-2) * self.v(x)
+        k = self.k(x)
+        return (self.q(x).unflatten(-1, (-1, k.shape[-1])) * k[..., None, :]).tanh().sum(-2) * self.v(x)
 
 
 @pytest.mark.slow
@@ -138,6 +141,65 @@ def test_layers_of_one_input_are_one_product(kind, mode, rows):
             model.k.weight.data = model.k.weight.data.clone() * 2
             for _ in range(4):
                 torch.testing.assert_close(compiled(x).clone(), model(x), rtol=3e-2, atol=3e-2)
+
+
+def places(model: nn.Module) -> list[int]:
+    return [getattr(x, "tensor", x).data_ptr() for x in model.parameters()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rows", "mode", "kind"),
+    rotated([*itertools.product([1, 16], [None, "reduce-overhead"], ["float", "int4", "int8"])], 3, "layers joined unmeasured"),
+)
+def test_layers_of_one_input_are_one_product_without_inputs(kind, mode, rows):
+    """The model is not run, and nothing is timed. Where floats have no default tables, their weights stay where they are."""
+    torch.manual_seed(0)
+    model, x = Heads(4096, (4096, 1024, 1024)).to("cuda", BF16), torch.randn(rows, 4096, device="cuda", dtype=BF16)
+    model.out = nn.Linear(4096, 1024, bias=False, device="cuda", dtype=BF16)
+    if kind != "float":
+        gemmtune.quantize_(model, kind)
+    before, weights = places(model), [x.dequantize() if kind != "float" else x.detach().clone() for x in model.parameters()]
+    no_cache = inductor_config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False)
+    with torch.no_grad(), settings.patch(backends=("aten", "triton", "cuda")), no_cache[0], no_cache[1]:
+        moves = bool(joinable(model))
+        assert moves or kind == "float"
+        gemmtune.optimize(model, progress=False)
+        moved = places(model)
+        assert (moved != before) is moves
+        assert joinable(model) == []
+        for x_now, y in zip(model.parameters(), weights, strict=True):
+            assert torch.equal(x_now.dequantize() if kind != "float" else x_now, y)
+        expected = model(x)
+        compiled = torch.compile(model, mode=mode)
+        for _ in range(4):
+            torch.testing.assert_close(compiled(x).clone(), expected, rtol=5e-2, atol=5e-2)
+        decisions = gemmtune.explain(compiled).decisions
+        assert [d.taken == "joined" for d in decisions] == [moves] * 3, "\n".join(map(str, decisions))
+        assert all("not measured" in d.reason for d in decisions if moves)
+        gemmtune.optimize(model, progress=False)
+        assert places(model) == moved, "a second time nothing moves"
+        if kind == "float":
+            model.k.weight.data = model.k.weight.data.clone()
+            for _ in range(4):
+                torch.testing.assert_close(compiled(x).clone(), expected, rtol=5e-2, atol=5e-2)
+        gemmtune.restore(model)
+
+
+def test_moves_leave_half_of_the_free_memory(monkeypatch, caplog):
+    """Nothing moves where memory is short. Afterwards the old weights' memory is free for other programs."""
+    model = nn.ModuleList([Heads(4096, (4096, 4096, 4096)).to("cuda", BF16) for _ in range(4)])
+    torch.cuda.empty_cache()
+    free, before = torch.cuda.mem_get_info()[0], places(model)
+    groups = alike_siblings(model)
+    with monkeypatch.context() as patched, caplog.at_level("INFO", "gemmtune"):
+        patched.setattr("gemmtune.integration.adjacent._SHARE", 0.0)
+        assert not lay_out(model, groups)
+    assert "4 groups of weights stay apart" in caplog.text
+    assert places(model) == before
+    assert lay_out(model, groups)
+    assert places(model) != before
+    assert free - torch.cuda.mem_get_info()[0] <= 3 * 4096 * 4096 * 2, "no more than the memory of one group"
 
 
 class Columns(Heads):

@@ -120,7 +120,7 @@ def test_code_that_cannot_run_here_says_what_is_missing(ahead_of_time: dict[str,
         "Install that version, or compile the model again without gemmtune."
     )
     assert another == (
-        f"UnavailableError: a compiled graph: got one that gemmtune {__version__} made for interface 2 of its functions, "
+        f"UnavailableError: a compiled graph: got one that gemmtune {__version__} made for interface 3 of its functions, "
         f"but gemmtune {__version__} has interface 999. Compile the model again, or install gemmtune {__version__}."
     )
 

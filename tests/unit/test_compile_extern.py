@@ -19,11 +19,11 @@ from gemmtune.integration.compile.rewriting import RewriteProducts
 from gemmtune.integration.compile.store_policy import StorePolicy
 
 INTERFACE = (
-    2,
+    3,
     {
         "attend": "(*tensors, out, scale, splits, block, warps)",
         "planned": "(*tensors, out, problem, dynamic=False, alpha=1.0, beta=1.0)",
-        "planned_join": "(*tensors, out, problem, widths)",
+        "planned_join": "(*tensors, out, problem, widths, dynamic=False)",
         "ready": "(problem, index)",
         "ready_join": "(problem, widths, index)",
     },

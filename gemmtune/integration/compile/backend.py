@@ -16,9 +16,10 @@ from .store_policy import StorePolicy
 OPTION = "post_grad_custom_post_pass"
 
 
-def install(*, tune: bool = False, policy: RewritePolicy | None = None) -> None:
+def install(*, tune: bool = False, predict: bool = False, policy: RewritePolicy | None = None) -> None:
     """Install the pass as ``gemmtune.integration.compile.install`` does. A ``policy`` replaces that of the store."""
-    setattr(inductor_config, OPTION, with_pass(getattr(inductor_config, OPTION), policy or StorePolicy(tunes=tune)))
+    chosen = policy or StorePolicy(tunes=tune, predicts=predict)
+    setattr(inductor_config, OPTION, with_pass(getattr(inductor_config, OPTION), chosen))
 
 
 def install_joins() -> None:

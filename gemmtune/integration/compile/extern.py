@@ -18,7 +18,7 @@ from .planned import ready_launch, run_planned
 from .planned_attention import run_attention
 from .planned_horizontal import ready_pieces, run_horizontal
 
-INTERFACE = 2
+INTERFACE = 3
 """Version of the interface to generated code: the functions' names and arguments, and the text of a Problem."""
 NAME = "gemmtune_extern_kernels"
 """Name of the functions in generated code. It contains ``extern_kernels``, by which Inductor's scheduler recognizes GEMMs."""

@@ -43,6 +43,17 @@ class HorizontalFusion:
         return tuple(product.alone.n for product in self.products)
 
     @property
+    def dynamic(self) -> bool:
+        """True if M is a symbol. ``problem`` then has the M of the example."""
+        return self.products[0].dynamic
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the products."""
+        device: torch.device = self.products[0].gemm.meta["val"].device
+        return device
+
+    @property
     def pieces(self) -> tuple[fx.Node, ...]:
         """The nodes of all operands except a, grouped by role."""
         return tuple(x for role in zip(*(product.tensors[1:] for product in self.products), strict=True) for x in role)
@@ -101,7 +112,7 @@ def _may_alias(user: fx.Node, source: fx.Node) -> bool:
 def _key(product: Product, known: Addresses) -> Hashable | None:
     """Return a key that is equal for GEMMs that may be fused: the same operation on the same a, with weights of one dtype."""
     alone = product.alone
-    if alone.op not in OPS or product.dynamic or product.scalars != (1.0, 1.0) or not all(map(is_graph_input, product.tensors[1:])):
+    if alone.op not in OPS or product.scalars != (1.0, 1.0) or not all(map(is_graph_input, product.tensors[1:])):
         return None
     if leaves_graph(product.gemm):  # as columns of a joined result it would have other strides, and keep all of its memory
         return None
@@ -111,7 +122,8 @@ def _key(product: Product, known: Addresses) -> Hashable | None:
     b = product.tensors[1].meta["val"]
     if address_of(b, known) is None:
         return None
-    return (alone.op, alone.encoding, source, alone.a, b.dtype, b.device, tuple(role for role, _ in alone.operands))
+    roles = tuple(role for role, _ in alone.operands)
+    return (alone.op, alone.encoding, source, alone.a, product.dynamic, b.dtype, b.device, roles)
 
 
 def _runs(group: Sequence[Product], known: Addresses) -> Iterator[HorizontalFusion]:

@@ -49,13 +49,14 @@ def _lowered(tensors: Sequence[Any], problem: str, *, dynamic: bool = False, alp
     return _call("planned", planned.OPERATOR, inputs, size, {"problem": problem, **keywords}, ready)
 
 
-def _lowered_horizontal(tensors: Sequence[Any], problem: str, widths: Sequence[int]) -> Any:
+def _lowered_horizontal(tensors: Sequence[Any], problem: str, widths: Sequence[int], *, dynamic: bool = False) -> Any:
+    operator, keywords = planned_horizontal.OPERATOR, {"dynamic": dynamic}
     if _only_operators():
-        return fallback_handler(planned_horizontal.OPERATOR, add_to_fallback_set=False)(tensors, problem, widths)  # type: ignore[no-untyped-call]
+        return fallback_handler(operator, add_to_fallback_set=False)(tensors, problem, widths, **keywords)  # type: ignore[no-untyped-call]
     inputs = _inputs(tensors)
     size = [inputs[0].get_size()[0], sum(widths)]
-    ready = (f"ready_join({problem!r}, {list(widths)}, {_index()})",)
-    return _call("planned_join", planned_horizontal.OPERATOR, inputs, size, {"problem": problem, "widths": list(widths)}, ready)
+    ready = () if dynamic else (f"ready_join({problem!r}, {list(widths)}, {_index()})",)
+    return _call("planned_join", operator, inputs, size, {"problem": problem, "widths": list(widths), **keywords}, ready)
 
 
 def _lowered_attention(tensors: Sequence[Any], **numbers: Any) -> Any:

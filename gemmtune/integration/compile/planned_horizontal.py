@@ -1,7 +1,7 @@
 """One product that replaces several of the same input: a function that writes into ``out``, and an operator of torch.
 
 The weights are adjacent in memory when the graph is compiled. Each call compares their addresses. If the model was copied or moved
-since, so that they are no longer adjacent, each weight is multiplied separately into its columns of ``out``.
+since, so that they are no longer adjacent, each weight is multiplied separately, and the results are copied into ``out``.
 """
 
 import dataclasses
@@ -16,14 +16,16 @@ from ...dispatch.plan import Plan
 from ...dispatch.wholes import gathered, whole
 from ...problem import Layout, Problem
 from ...problem.layout import ALIGNED_BYTES
-from ...settings import given
 from .planned import LIBRARY, problem_of_text, ready_launch, ready_plan, run_as_laid_out, run_planned
 
 Tensor = torch.Tensor
 
-LIBRARY.define("planned_join(Tensor[] tensors, str problem, int[] widths) -> Tensor")  # type: ignore[no-untyped-call]
+LIBRARY.define("planned_join(Tensor[] tensors, str problem, int[] widths, *, bool dynamic=False) -> Tensor")  # type: ignore[no-untyped-call]
 OPERATOR = torch.ops.gemmtune.planned_join.default
-"""Operator of a horizontal fusion. ``tensors`` are a, then the pieces of each further operand. ``widths`` are their columns."""
+"""Operator of a horizontal fusion. ``tensors`` are a, then the pieces of each further operand. ``widths`` are their columns.
+
+With ``dynamic`` the M of ``problem`` is an example, and each call looks up the plan for its own M.
+"""
 SCALES = ("scale_b", "zero_b")
 _CAPACITY = 4096
 
@@ -36,28 +38,24 @@ def ready_horizontal(problem: Problem, widths: Sequence[int], index: int) -> Pla
 
 def ready_pieces(problem: str, widths: Sequence[int], index: int) -> None:
     """Make the launches of the separate products."""
-    for part in _parts(problem, tuple(widths), given().batch_invariant):
+    for part in _parts(problem, tuple(widths)):
         ready_launch(part, index)
 
 
-def run_horizontal(*tensors: Tensor, out: Tensor, problem: str, widths: Sequence[int]) -> None:
+def run_horizontal(*tensors: Tensor, out: Tensor, problem: str, widths: Sequence[int], dynamic: bool = False) -> None:
     """Write the products of a with all pieces into ``out``."""
     a, count = tensors[0], len(widths)
     roles = [tensors[begin : begin + count] for begin in range(1, len(tensors), count)]
     alone = [None if gather else whole(pieces) for pieces, gather in zip(roles, _gathered(problem), strict=True)]
     if all(gather or x is not None for gather, x in zip(_gathered(problem), alone, strict=True)):
         operands = [gathered(pieces) if x is None else x for pieces, x in zip(roles, alone, strict=True)]
-        run_planned(a, *operands, out=out, problem=problem)
+        run_planned(a, *operands, out=out, problem=problem, dynamic=dynamic)
         return
-    invariant = given().batch_invariant
-    parts = _parts(problem, tuple(widths), invariant)
-    for part, columns, *pieces in zip(parts, torch.split(out, list(widths), 1), *roles, strict=True):
-        run, result = run_planned if _fits(part, pieces) else run_as_laid_out, columns
-        if invariant:
-            result = columns.new_empty(columns.shape)
+    for part, columns, *pieces in zip(_parts(problem, tuple(widths)), torch.split(out, list(widths), 1), *roles, strict=True):
+        run = run_planned if not dynamic and _fits(part, pieces) else run_as_laid_out
+        result = columns.new_empty(columns.shape)  # a weight's table serves packed results, and not columns of a wider one
         run(a, *pieces, out=result, problem=part)
-        if invariant:
-            columns.copy_(result)
+        columns.copy_(result)
 
 
 @functools.lru_cache(_CAPACITY)
@@ -78,16 +76,15 @@ def _gathered(problem: str) -> tuple[bool, ...]:
 
 
 @functools.lru_cache(_CAPACITY)
-def _parts(problem: str, widths: tuple[int, ...], invariant: bool) -> tuple[str, ...]:
-    """Return the keys of the separate products, into columns of the whole result; batch-invariant ones into their own results."""
-    ends = itertools.accumulate(widths)
-    known = problem_of_text(problem)
-    return tuple(_part_of(known, end - width, end, invariant).key for width, end in zip(widths, ends, strict=True))
+def _parts(problem: str, widths: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the keys of the separate products."""
+    known, ends = problem_of_text(problem), itertools.accumulate(widths)
+    return tuple(_part_of(known, end - width, end).key for width, end in zip(widths, ends, strict=True))
 
 
-def _part_of(problem: Problem, begin: int, end: int, invariant: bool) -> Problem:
-    """Return the Problem of columns ``begin`` to ``end``, whose result is these columns, or a separate one."""
-    copied = (*gathered_roles(problem), *(("out",) if invariant else ()))
+def _part_of(problem: Problem, begin: int, end: int) -> Problem:
+    """Return the Problem of columns ``begin`` to ``end``, with a packed result."""
+    copied = (*gathered_roles(problem), "out")
 
     def columns(role: str, layout: Layout) -> Layout:
         size = (*layout.size[:-1], end - begin)
@@ -111,13 +108,13 @@ def _strides(layout: Layout) -> list[int]:
     return [stride for size, stride in zip(layout.size, layout.stride, strict=True) if size > 1]
 
 
-def _new(tensors: Sequence[Tensor], problem: str, widths: Sequence[int]) -> Tensor:
+def _new(tensors: Sequence[Tensor], problem: str, widths: Sequence[int], *, dynamic: bool = False) -> Tensor:
     out = _empty(tensors, problem, widths)
-    run_horizontal(*tensors, out=out, problem=problem, widths=widths)
+    run_horizontal(*tensors, out=out, problem=problem, widths=widths, dynamic=dynamic)
     return out
 
 
-def _empty(tensors: Sequence[Tensor], problem: str, widths: Sequence[int]) -> Tensor:
+def _empty(tensors: Sequence[Tensor], problem: str, widths: Sequence[int], **_: object) -> Tensor:
     return tensors[0].new_empty((tensors[0].shape[0], sum(widths)), dtype=problem_of_text(problem).out.dtype)
 
 

@@ -104,7 +104,7 @@ class _Rewriting:
 
     def rewrite_fusion(self, fusion: HorizontalFusion) -> Iterator[tuple[fx.Node, GemmDecision]]:
         """Replace the GEMMs of a fusion and yield their decisions. Yield nothing if they stay apart."""
-        key = tuple((product.alone, product.fused, product.before_reduction) for product in fusion.products)
+        key = (fusion.dynamic, *((product.alone, product.fused, product.before_reduction) for product in fusion.products))
         if key not in self.decisions:
             self.decisions[key] = self.policy.decide_horizontal(fusion)
         decision = self.decisions[key]
@@ -202,14 +202,15 @@ def _replace_fusion(graph: fx.Graph, fusion: HorizontalFusion, order: dict[fx.No
     """Replace several GEMMs by one planned product at the place of the first. Return the name of the choice that runs."""
     earliest = min(fusion.products, key=lambda product: order[product.gemm])
     first, a = earliest.gemm, earliest.tensors[0]
-    value = first.meta["val"]
+    value, text = first.meta["val"], fusion.problem.key
     plan = ready_horizontal(fusion.problem, fusion.widths, -1 if value.device.type == "cpu" else value.device.index)
     for node in fusion.pieces:
         _move_before(first, node, order)
     with graph.inserting_before(first):
-        new = graph.call_function(HORIZONTAL_OPERATOR, ([a, *fusion.pieces], fusion.problem.key, list(fusion.widths)))
+        keywords: dict[str, Any] = {"dynamic": fusion.dynamic}
+        new = graph.call_function(HORIZONTAL_OPERATOR, ([a, *fusion.pieces], text, list(fusion.widths)), keywords)
         new.meta.update({name: first.meta[name] for name in _ORIGIN if name in first.meta})
-        new.meta["val"] = value.new_empty(fusion.problem.out.size)
+        new.meta["val"] = value.new_empty((*value.shape[:-1], fusion.problem.n))
         into_columns([product.gemm for product in fusion.products], new, fusion.widths)
     return plan.choice.name
 

@@ -16,7 +16,7 @@ from ...store.key import canonical, fingerprint
 from ...store.store import open_store
 from ...threads import in_a_thread
 from ..measured import without_epilogue
-from . import attention_times
+from . import attention_times, estimated_joins
 from .attention import Attention
 from .attention_times import AttentionDecision
 from .horizontal import HorizontalFusion
@@ -28,16 +28,24 @@ from .stored_decisions import StoredDecisions
 
 @dataclass(frozen=True, slots=True)
 class StorePolicy:
-    """Decides by the times in the store. With ``tunes`` it tunes unknown GEMMs while the graph compiles."""
+    """Decides by the times in the store. With ``tunes`` it tunes unknown GEMMs while the graph compiles.
+
+    With ``predicts``, and under the setting ``tune="predict"``, joined GEMMs without times get a default table then.
+    """
 
     tunes: bool = False
+    predicts: bool = False
 
     def prepare(self, products: Iterable[Product], fusions: Iterable[HorizontalFusion]) -> None:
         """Tune all unknown problems of a graph together, so that one compiles while another is measured.
 
         A product with a dynamic M has the table of its weight, if there is one.
         """
-        if not self.tunes or settings_module.current().disable or settings_module.current().batch_invariant:
+        current = settings_module.current()
+        if current.disable or current.batch_invariant:
+            return
+        if not self.tunes:
+            self._predict(fusions if self.predicts or current.tune == "predict" else ())
             return
         wanted: dict[torch.device, tuple[dict[GemmPair, None], dict[WholeAndParts, None]]] = {}
         for product in products:
@@ -45,20 +53,34 @@ class StorePolicy:
                 continue
             wanted.setdefault(product.gemm.meta["val"].device, ({}, {}))[0][_pair(product)] = None
         for fusion in fusions:
-            wanted[fusion.products[0].gemm.meta["val"].device][1][_parts(fusion)] = None
+            if not fusion.dynamic:
+                wanted[fusion.device][1][_parts(fusion)] = None
         for device, (pairs, wholes) in wanted.items():
             in_a_thread(functools.partial(StoredDecisions.here(device).measure, list(pairs), list(wholes)))
+
+    def _predict(self, fusions: Iterable[HorizontalFusion]) -> None:
+        """Make the default tables of joined GEMMs for all fusions of a graph together, which share kernels."""
+        distinct = {(fusion.device, _parts(fusion), fusion.dynamic): fusion for fusion in fusions}.values()
+        for device in dict.fromkeys(fusion.device for fusion in distinct):
+            stored = StoredDecisions.here(device)
+            unknown = [x for x in distinct if x.device == device and _measured(stored, x) is None]
+            estimated_joins.make_tables(unknown, device)
 
     def decide_horizontal(self, fusion: HorizontalFusion) -> Decision:
         """Return ``joined`` if one product beats the separate ones by more than fused epilogues of these save.
 
-        With ``batch_invariant`` if it has their bits.
+        What was not measured is estimated. With ``batch_invariant`` the joined product must have the bits of the others.
         """
         if settings_module.current().batch_invariant:
-            is_joined = not settings_module.current().disable and fusion_has_the_bits(fusion)
+            is_joined = not settings_module.current().disable and not fusion.dynamic and fusion_has_the_bits(fusion)
             reason = "batch_invariant: one product has the bits" if is_joined else "batch_invariant: each weight has its own table"
             return Decision(taken="joined" if is_joined else "", reason=reason)
-        return StoredDecisions.here(fusion.products[0].gemm.meta["val"].device).decide_horizontal(*_parts(fusion))
+        stored = StoredDecisions.here(fusion.device)
+        if (measured := _measured(stored, fusion)) is not None:
+            return measured
+        if any(_fuses(stored, product) for product in fusion.products):
+            return Decision(taken="", reason="not compared with one product of all columns, and an epilogue is fused")
+        return estimated_joins.decide(stored, fusion.problem, [x.alone for x in fusion.products], dynamic=fusion.dynamic)
 
     def decide(self, product: Product) -> Decision:
         """Return the fastest measured variant: torch's GEMM, ours alone, or ours with the epilogue.
@@ -72,7 +94,7 @@ class StorePolicy:
         if by_table is not None:
             return by_table
         decision = stored.decide(*pair)
-        if not decision.taken and not product.torchs and stored.has_pick(product.alone):
+        if not decision.taken and not product.torchs and stored.pick(product.alone) is not None:
             return Decision(taken="alone", reason="the stored pick, without the operator's look-up", times_us=decision.times_us)
         if product.before_reduction:
             return dataclasses.replace(decision, reason=f"{decision.reason}; the reduction behind it takes its epilogue")
@@ -94,7 +116,7 @@ class StorePolicy:
         return in_a_thread(functools.partial(attention_times.decide, attention, device, settings.timing, store, by_rule=by_rule))
 
     def token(self) -> object:
-        """Return the settings, the machine with its GPUs, a digest of the store, and ``tunes``.
+        """Return the settings, the machine with its GPUs, a digest of the store, ``tunes`` and ``predicts``.
 
         Paths are left out: they do not affect decisions, and may differ in another process.
         """
@@ -102,7 +124,19 @@ class StorePolicy:
         devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
         machines = [fingerprint(detect(device), settings.timing) for device in devices]
         chosen = dataclasses.replace(settings, cache_dir=None, store_path=None, log_file=None)
-        return repr(chosen), canonical(machines), open_store(settings).digest(), self.tunes
+        return repr(chosen), canonical(machines), open_store(settings).digest(), self.tunes, self.predicts
+
+
+def _measured(stored: StoredDecisions, fusion: HorizontalFusion) -> Decision | None:
+    """Return the decision by measured times, None without. Times are of one M."""
+    return None if fusion.dynamic else stored.decide_horizontal(*_parts(fusion))
+
+
+def _fuses(stored: StoredDecisions, product: Product) -> bool:
+    """Return True if the product alone would have its epilogue fused, which a joined one leaves to Inductor."""
+    pair = _pair(product)
+    by_table = stored.decide_every_m(*pair) if product.dynamic else None
+    return pair[1] is not None and (by_table or stored.decide(*pair)).taken == "fused"
 
 
 def _parts(fusion: HorizontalFusion) -> WholeAndParts:

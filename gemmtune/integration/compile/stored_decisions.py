@@ -14,7 +14,7 @@ from ...device import DeviceInfo, detect
 from ...dispatch.host import host_us
 from ...dispatch.ranges import range_plan_for
 from ...problem import Problem
-from ...selector.candidates import Candidates
+from ...selector.candidates import Candidates, timings_of
 from ...selector.progress import Progress
 from ...selector.remote import open_session
 from ...selector.result import DISTURBED, busy
@@ -48,9 +48,10 @@ class StoredDecisions:
         info, settings = detect(device), settings_module.current()
         return cls(device=info, settings=in_models(settings, info), store=open_store(settings))
 
-    def has_pick(self, problem: Problem) -> bool:
-        """Return True if the store has a pick."""
-        return self._candidates(problem).picked is not None
+    def pick(self, problem: Problem) -> Choice | None:
+        """Return the pick of the store. Without a measurement no choices are listed, which takes a tenth of a second."""
+        timings = [fingerprint_text(self.device, timing) for timing in timings_of(self.settings)]
+        return self._candidates(problem).picked if any(self.store.rows(problem.key, x) for x in timings) else None
 
     def decide(self, alone: Problem, fused: Problem | None) -> Decision:
         """Return the variant that beats torch's GEMM, followed by Inductor's kernel if it has an epilogue, by more than a tie."""
@@ -112,12 +113,17 @@ class StoredDecisions:
             if fused is not None and self.decide(alone, fused).taken == "fused":
                 self._rank(fused, self._variants(alone, fused))
 
-    def decide_horizontal(self, whole: Problem, pairs: Sequence[GemmPair]) -> Decision:
-        """Return ``joined`` if one product beats the separate ones by more than a tie plus the savings of their fused epilogues."""
-        variants = self._horizontal_variants(whole, pairs)
-        times = self._times(whole, variants) if variants else {}
+    def decide_horizontal(self, whole: Problem, pairs: Sequence[GemmPair]) -> Decision | None:
+        """Return ``joined`` if one product beats the separate ones by more than a tie plus the savings of their fused epilogues.
+
+        None if they were never timed against each other.
+        """
+        variants = self._horizontal_variants(whole, pairs) if (rows := self._rows(whole)) else []
+        if not any(variant.content_hash in rows for variant in variants):
+            return None
+        times = self._times(whole, variants)
         if len(times) < 2:
-            return Decision(taken="", reason="not compared with one product of all columns")
+            return Decision(taken="", reason="not compared with one product of all columns: one of them failed")
         saved = sum(self._saved_by_epilogue(*pair) for pair in pairs)
         shown, why = (*times.items(), *([("saved by epilogues", saved)] if saved else [])), self._disturbance(whole, variants)
         if times["joined"] + saved > (1 - tie(why)) * times["apart"]:
