@@ -161,7 +161,7 @@ def test_layers_of_one_input_are_one_product_without_inputs(kind, mode, rows):
         gemmtune.quantize_(model, kind)
     before, weights = places(model), [x.dequantize() if kind != "float" else x.detach().clone() for x in model.parameters()]
     no_cache = inductor_config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False)
-    with torch.no_grad(), settings.patch(backends=("aten", "triton", "cuda")), no_cache[0], no_cache[1]:
+    with torch.no_grad(), settings.patch(backends=("aten", "triton", "cuda"), rows="shared"), no_cache[0], no_cache[1]:
         moves = bool(joinable(model))
         assert moves or kind == "float"
         gemmtune.optimize(model, progress=False)
