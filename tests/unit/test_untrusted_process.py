@@ -16,7 +16,7 @@ from gemmtune.untrusted.gemm_process.manners import in_manner
 
 PLAIN = {
     "mode": "plain", "times": 1, "thread": False, "one_core": False, "parameter": False, "offset": 0, "changed": [],
-    "grows": False, "beside": 0, "wider": 0,
+    "before": "", "beside": 0, "wider": 0, "trained": False, "inside": False, "one": False, "around": "", "many": False,
 }  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def test_a_gemm_is_called_with_fewer_rows_before_parts_of_wider_matrices_and_oth
         return a @ b
 
     a, b = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.eye(2)
-    assert torch.equal(in_manner(gemm, PLAIN | {"grows": True, "beside": 2, "wider": 6, "mode": "inference"})(a, b), a)
+    assert torch.equal(in_manner(gemm, PLAIN | {"before": "a row less", "beside": 2, "wider": 6, "mode": "inference"})(a, b), a)
     (before, *_, place), last = seen
     assert before == [[2.0, 1.0]], "other numbers, and no last row"
     assert last == (a.tolist(), (8, 1), (8, 1), place), "at the same place"
