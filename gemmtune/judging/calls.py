@@ -152,7 +152,7 @@ def _plan(
     deep, decoding = (legal(_case(subject, op, in_turn[0]).changed(**sides), subject) for sides in flat)
     yield Planned(case=deep, calls=fewer, profiled=level.profiled)
     for op_, dtype, calls in small:
-        yield Planned(case=drawn(op_, dtype, SMALL_MACS), calls=calls, profiled=level.profiled)
+        yield Planned(case=_scaled(subject, drawn(op_, dtype, SMALL_MACS)), calls=calls, profiled=level.profiled)
     takes_s = EACH_KIND * decoding.m * decoding.n * decoding.k * trial.pace_s
     yield Planned(case=decoding, calls=EACH_KIND, profiled=level.profiled, sure=takes_s < level.named_s)
     largest = GPU_MACS if on_gpu else level.largest * PER_M
@@ -166,6 +166,19 @@ def _plan(
                 yield Planned(case=case, calls=NAMED_CALLS, named=True, sure=sure)
     for case in _untimed(subject, of_op, timed, lambda op, dtype: drawn(op, dtype, min(largest, LARGE_MACS))):
         yield Planned(case=case, calls=LARGE_CALLS, profiled=level.profiled)
+    for case in _extreme(subject, of_op, trial.rng):
+        sure = case.batch * case.m * case.n * case.k * trial.pace_s * NAMED_CALLS < level.named_s
+        yield Planned(case=case, calls=NAMED_CALLS, named=True, sure=sure)
+
+
+def _extreme(subject: Subject, of_op: Mapping[str, Sequence[str]], rng: random.Random) -> Iterator[Case]:
+    """Yield cases of extreme sizes: batches for operations on these, and the others for the first one without."""
+    flat = next((op for op in of_op if not _case(subject, op, "float32").batched), "")
+    batched = next((op for op in of_op if _case(subject, op, "float32").batched), "")
+    for batch, m, n, k in sizes.extreme(LARGE_MACS, rng):
+        if op := batched if batch > 1 else flat or batched:
+            case = _case(subject, op, rng.choice(of_op[op] or ["float32"]))
+            yield legal(case.changed(m=m, n=n, k=k, batch=batch if case.batched else 1), subject)
 
 
 def _untimed(
@@ -192,6 +205,12 @@ def _layouts(subject: Subject, op: str, suite: tuple[Sequence[Case], Sequence[Ca
 def _case(subject: Subject, op: str, dtype: str) -> Case:
     """Return a case of one element."""
     return Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1, bias=(*subject.traits.bias, "n")[0])
+
+
+def _scaled(subject: Subject, case: Case) -> Case:
+    """Return the case with any alpha and beta that the GEMM declares to take."""
+    added = case.op in ("addmm", "baddbmm")
+    return case.changed(**{name: "general" for name in ("alpha", "beta") if added and getattr(subject.traits, name)})
 
 
 def _drawn(trial: Trial, subject: Subject, case: Case, macs: int, *, square: bool = False) -> Case:

@@ -31,6 +31,8 @@ WHOLE_MACS = 2**18
 ROWS = 6
 SURELY = 2
 """Operands of a problem, counted from 1, that are special: of some sizes few are drawn."""
+SCALARS = (0.25, 4.0)
+"""Range of alpha and beta."""
 UNWRITTEN = -1
 """Bits of an element that the GEMM did not write, which are those of ``untrusted.memory.POISON``."""
 NO_BITS = 2**40
@@ -78,7 +80,7 @@ class Checker:
 
     def fresh(self) -> Operands:
         """Draw operands of random numbers, of which some have the structure that operands in use have."""
-        operands, problem = self._probes.random(), self.problem
+        operands, problem = self._scaled(self._probes.random()), self.problem
         plain = not (problem.scales or problem.encoding or problem.widens_b or problem.sparsity is not None)
         if plain and not any(overlapping(Layout.of(x)) for x in (operands.a, operands.b)):
             self._drawn += 1
@@ -88,6 +90,15 @@ class Checker:
     def given(self, operands: Operands) -> Operands:
         """Return operands with those of the epilogue, which are the same in every call."""
         return dataclasses.replace(operands, extra=self._extra)
+
+    def _scaled(self, operands: Operands) -> Operands:
+        """Return operands with other alpha and beta, of all bits of float32, where these may be any numbers."""
+        of_class = {"alpha": self.problem.alpha, "beta": self.problem.beta}
+        any_number = (
+            [name for name, scalar in of_class.items() if scalar == "general"] if self.problem.dtype.is_floating_point else []
+        )
+        scalars = {name: torch.tensor(self._random.uniform(*SCALARS)).item() for name in any_number}
+        return dataclasses.replace(operands, **scalars)
 
     def exact(self) -> OneHotExpectation | None:
         """Draw operands whose result is known bit by bit, or return None if the problem has none."""
