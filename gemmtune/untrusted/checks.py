@@ -48,6 +48,8 @@ OF_ROUNDING = 1.5
 """Multiple of the error of rounding the result once, which the mean error may have."""
 OF_SIGNS = 8.0
 """Multiple of the mean error, times the root of the columns, that a row added up with random signs may have."""
+OF_OWN = 2.0**-53
+"""Error of our own sums in float64, as a share of the sum of magnitudes. It shows where rows of float64 are long."""
 MIXED = 2.0**-24
 """Least sum of magnitudes, relative to that of the largest numbers. Strassen's wider sums have errors where it is less."""
 
@@ -173,7 +175,7 @@ class Checker:
             rounding, sums = mean
             root = out.square().mean(-1, keepdim=True).sqrt()
             typical = rounding * root + sums * torch.maximum(most / problem.n, root * self._growth)
-            allowed = OF_SIGNS * math.sqrt(problem.n) * typical + tiny
+            allowed = OF_SIGNS * math.sqrt(problem.n) * typical + tiny + OF_OWN * most
             bad, rough = (off > allowed) & most.isfinite(), True
         if not bool(bad.any()):
             return None

@@ -189,9 +189,9 @@ def call_in_turn(
         function(*args, **kwargs)
     if manner["many"]:
         call_many(functools.partial(function, **kwargs), last, keep)
-    if manner["before"]:
-        call_before(function, manner["before"], *last)
     with beside:
+        if manner["before"]:
+            call_before(function, manner["before"], *last)  # no pause may follow
         return function(*last, **kwargs)
 
 
