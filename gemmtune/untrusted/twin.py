@@ -21,6 +21,8 @@ from ..numerics.operands import Operands
 from ..problem import Problem
 from .candidate import Candidate, CandidateEnded, RemoteError
 from .conduct import Conduct
+from .folders import left_in
+from .gemm_process.journal import AT_START
 from .subject import rival, subject_of
 from .turns import Turns
 from .uses import OPTIONAL, drawn, said
@@ -98,8 +100,8 @@ class _Again:
 
     def written(self, begin: int = 0) -> bytes:
         """Return the output of the process from a byte on."""
-        file = self.candidate.output()
-        return b"" if file is None else os.pread(file, os.fstat(file).st_size, begin)
+        fork = self.candidate.fork
+        return b"" if fork is None else os.pread(file := fork.output.fileno(), os.fstat(file).st_size, begin)
 
 
 def _warm(process: _Again, problem: Problem, operands: Operands, place: int | None) -> Any:
@@ -263,7 +265,9 @@ class Elsewhere:
         process.candidate.stop()
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, and note what the one in use has left in its home, whoever wrote that."""
+        for path in left_in(fork.home) if self._in_use is not None and (fork := self._in_use.candidate.fork) is not None else ():
+            self._of.note(Conduct.REACHES if str(path).endswith(AT_START) else Conduct.WRITES, f"~/{path.name}")
         for process in (self._in_use, self._twin, self._plain):
             if process is not None:
                 process.candidate.stop()
