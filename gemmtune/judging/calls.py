@@ -39,6 +39,8 @@ EACH_KIND = 1 + len(KINDS)
 GPU_MACS = 2**36
 TIMED_S = 0.5
 """Seconds that a timed call on a CPU should take at most, at the least time that a multiplication has taken."""
+COMPILES_S = 2.0
+"""Seconds of a call in which a GEMM may compile, or tune, for its shape."""
 NAMED_MACS, NAMED_CALLS = 2**31, 2
 """Size and number of the calls of usual sizes, and of those that the source names."""
 NARROWEST, WIDEST = 0.5, 1.6
@@ -67,6 +69,9 @@ class Planned:
     """True for usual sizes and those that the source names, whose calls have a time of their own."""
     sure: bool = False
     """True for calls that are made even if the time is over."""
+
+    quick: bool = False
+    """True for calls that are left to those GEMMs which compile nothing for a shape."""
 
     @property
     def untimed(self) -> "Planned":
@@ -114,7 +119,7 @@ def timed_calls(
         planned, now = asked, clock.now_s()
         if planned.named:
             of_named = min(of_named, now + level.named_s)
-            if now > of_named and not planned.sure:
+            if (now > of_named and not planned.sure) or (planned.quick and candidate.slowest_s > COMPILES_S):
                 continue
         else:
             if now > deadline and asked.key in seen and not planned.sure:
@@ -168,7 +173,7 @@ def _plan(
         yield Planned(case=case, calls=LARGE_CALLS, profiled=level.profiled)
     for case in _extreme(subject, of_op, trial.rng):
         sure = case.batch * case.m * case.n * case.k * trial.pace_s * NAMED_CALLS < level.named_s
-        yield Planned(case=case, calls=NAMED_CALLS, named=True, sure=sure)
+        yield Planned(case=case, calls=NAMED_CALLS, named=True, sure=sure, quick=True)
 
 
 def _extreme(subject: Subject, of_op: Mapping[str, Sequence[str]], rng: random.Random) -> Iterator[Case]:

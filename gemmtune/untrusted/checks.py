@@ -95,12 +95,14 @@ class Checker:
 
     def _scaled(self, operands: Operands) -> Operands:
         """Return operands with other alpha and beta, of all bits of float32, where these may be any numbers."""
-        of_class = {"alpha": self.problem.alpha, "beta": self.problem.beta}
-        any_number = (
-            [name for name, scalar in of_class.items() if scalar == "general"] if self.problem.dtype.is_floating_point else []
-        )
-        scalars = {name: torch.tensor(self._random.uniform(*SCALARS)).item() for name in any_number}
-        return dataclasses.replace(operands, **scalars)
+        draws, problem = self._random, self.problem
+
+        def drawn(scalar: str, value: float) -> float:
+            any_number = scalar == "general" and problem.dtype.is_floating_point
+            return torch.tensor(draws.uniform(*SCALARS)).item() if any_number else value
+
+        alpha, beta = drawn(problem.alpha, operands.alpha), drawn(problem.beta, operands.beta)
+        return dataclasses.replace(operands, alpha=alpha, beta=beta)
 
     def exact(self) -> OneHotExpectation | None:
         """Draw operands whose result is known bit by bit, or return None if the problem has none."""

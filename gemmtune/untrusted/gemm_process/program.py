@@ -176,7 +176,7 @@ class Program:
         if (is_other := type(result) not in (self._type, self._parameter)) or not self._is_there(begin, end):
             self._note("lazy", f"{type(result).__name__}, which is no plain tensor" if is_other else FILLED)
         if result.is_neg() or result.is_conj():
-            self._note("lazy", "numbers whose signs are turned when they are read")
+            self._note("lazy", "numbers whose signs change when they are read")
         self._keep(result)
         answer |= {"dtype": str(result.dtype).removeprefix("torch."), "size": list(result.shape), "device": result.device.type}
         given = [addresses(x) for x in args if isinstance(x, self._type)]
