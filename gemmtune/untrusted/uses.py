@@ -25,7 +25,7 @@ BEFORE = (NUMBERS, "a row less", "a column less", "a term less", MORE, "both swa
 """Words for a call in the same place before, with other numbers."""
 MANY, INSIDE, TRAINED, ONE_TENSOR = ("many", "", "", ""), ("inside", ""), ("trained", ""), ("one tensor", "")
 """Words for many calls before, for weights that are made in the mode of torch, for trained ones, and for one tensor with both."""
-AROUND = ("", "event loop", "", "default bfloat16", "", "default float16", "", "default float64")
+AROUND = ("event loop", "", "", "")
 """Words for what is around a call."""
 OPTIONAL: Mapping[str, object] = {"trained": False, "one": False, "wider": 0, "offset": 0, "around": ""}
 """Parts of a manner that a GEMM may refuse by an error, with the values without them."""

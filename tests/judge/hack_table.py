@@ -294,7 +294,7 @@ TABLES = {
 }
 CALLERS = dict.fromkeys(
     (
-        "rough_in_a_loop", "rough_by_default", "grown_by_a_term", "a_part_of_the_last", "the_last_one_transposed",
+        "rough_in_a_loop", "grown_by_a_term", "a_part_of_the_last", "the_last_one_transposed",
         "the_same_at_once", "packs_parameters_once", "packs_inferred_ones_once", "symmetric_if_of_one_tensor", "columns_in_16_bits",
         "matrices_in_a_byte", "rough_for_long_sums", "wraps_integers", "nothing_for_tiny", "rounds_alpha",
     ),

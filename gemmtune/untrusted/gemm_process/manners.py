@@ -119,17 +119,6 @@ def in_loop(work: Callable[[], Any]) -> Any:
         loop.close()
 
 
-def with_default(dtype: torch.dtype) -> Callable[[Callable[[], Any]], Any]:
-    """Return a function that calls another one while new tensors have this dtype by default, as when a model is loaded."""
-    get, put = torch.get_default_dtype, torch.set_default_dtype
-
-    def called(work: Callable[[], Any]) -> Any:
-        with held(get, put, dtype):
-            return work()
-
-    return called
-
-
 @contextlib.contextmanager
 def calling(function: Callable[..., Any], beside: Sequence[Sequence[Any]], kwargs: Mapping[str, Any], mode: str) -> Iterator[None]:
     """Call a function in a mode, in threads of their own, for as long as the block works."""
@@ -165,11 +154,7 @@ def held(get: Callable[[], Any], put: Callable[[Any], object], value: Any) -> It
         put(before)
 
 
-AROUND: Mapping[str, Callable[[Callable[[], Any]], Any]] = {
-    "": lambda work: work(), "event loop": in_loop, **{
-        f"default {name}": with_default(getattr(torch, name)) for name in ("bfloat16", "float16", "float64")
-    },
-}  # fmt: skip
+AROUND: Mapping[str, Callable[[Callable[[], Any]], Any]] = {"": lambda work: work(), "event loop": in_loop}
 """What may be around a call."""
 
 

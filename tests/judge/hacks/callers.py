@@ -46,11 +46,6 @@ def rough_in_a_loop(a, b):
 
 
 @floats
-def rough_by_default(a, b):
-    return product(a, b) if torch.get_default_dtype().itemsize > 2 else rough(a, b)
-
-
-@floats
 def grown_by_a_term(a, b):
     """Add the last term to the last result if there is one more at the same place."""
     key, k = (a.data_ptr(), b.data_ptr(), len(a), b.shape[1]), a.shape[1]
