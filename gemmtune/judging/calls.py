@@ -39,6 +39,8 @@ EACH_KIND = 1 + len(KINDS)
 GPU_MACS = 2**36
 TIMED_S = 0.5
 """Seconds that a timed call on a CPU should take at most, at the least time that a multiplication has taken."""
+COMPILES_S = 2.0
+"""Seconds of a call in which a GEMM may compile, or tune, for its shape."""
 NAMED_MACS, NAMED_CALLS = 2**31, 2
 """Size and number of the calls of usual sizes, and of those that the source names."""
 NARROWEST, WIDEST = 0.5, 1.6
@@ -67,6 +69,9 @@ class Planned:
     """True for usual sizes and those that the source names, whose calls have a time of their own."""
     sure: bool = False
     """True for calls that are made even if the time is over."""
+
+    quick: bool = False
+    """True for calls that are left to those GEMMs which compile nothing for a shape."""
 
     @property
     def untimed(self) -> "Planned":
@@ -114,7 +119,7 @@ def timed_calls(
         planned, now = asked, clock.now_s()
         if planned.named:
             of_named = min(of_named, now + level.named_s)
-            if now > of_named and not planned.sure:
+            if (now > of_named and not planned.sure) or (planned.quick and candidate.slowest_s > COMPILES_S):
                 continue
         else:
             if now > deadline and asked.key in seen and not planned.sure:
@@ -152,7 +157,7 @@ def _plan(
     deep, decoding = (legal(_case(subject, op, in_turn[0]).changed(**sides), subject) for sides in flat)
     yield Planned(case=deep, calls=fewer, profiled=level.profiled)
     for op_, dtype, calls in small:
-        yield Planned(case=drawn(op_, dtype, SMALL_MACS), calls=calls, profiled=level.profiled)
+        yield Planned(case=_scaled(subject, drawn(op_, dtype, SMALL_MACS)), calls=calls, profiled=level.profiled)
     takes_s = EACH_KIND * decoding.m * decoding.n * decoding.k * trial.pace_s
     yield Planned(case=decoding, calls=EACH_KIND, profiled=level.profiled, sure=takes_s < level.named_s)
     largest = GPU_MACS if on_gpu else level.largest * PER_M
@@ -166,6 +171,19 @@ def _plan(
                 yield Planned(case=case, calls=NAMED_CALLS, named=True, sure=sure)
     for case in _untimed(subject, of_op, timed, lambda op, dtype: drawn(op, dtype, min(largest, LARGE_MACS))):
         yield Planned(case=case, calls=LARGE_CALLS, profiled=level.profiled)
+    for case in _extreme(subject, of_op, trial.rng):
+        sure = case.batch * case.m * case.n * case.k * trial.pace_s * NAMED_CALLS < level.named_s
+        yield Planned(case=case, calls=NAMED_CALLS, named=True, sure=sure, quick=True)
+
+
+def _extreme(subject: Subject, of_op: Mapping[str, Sequence[str]], rng: random.Random) -> Iterator[Case]:
+    """Yield cases of extreme sizes: batches for operations on these, and the others for the first one without."""
+    flat = next((op for op in of_op if not _case(subject, op, "float32").batched), "")
+    batched = next((op for op in of_op if _case(subject, op, "float32").batched), "")
+    for batch, m, n, k in sizes.extreme(LARGE_MACS, rng):
+        if op := batched if batch > 1 else flat or batched:
+            case = _case(subject, op, rng.choice(of_op[op] or ["float32"]))
+            yield legal(case.changed(m=m, n=n, k=k, batch=batch if case.batched else 1), subject)
 
 
 def _untimed(
@@ -192,6 +210,12 @@ def _layouts(subject: Subject, op: str, suite: tuple[Sequence[Case], Sequence[Ca
 def _case(subject: Subject, op: str, dtype: str) -> Case:
     """Return a case of one element."""
     return Case(property_name="bound", op=op, dtype=dtype, m=1, n=1, k=1, bias=(*subject.traits.bias, "n")[0])
+
+
+def _scaled(subject: Subject, case: Case) -> Case:
+    """Return the case with any alpha and beta that the GEMM declares to take."""
+    added = case.op in ("addmm", "baddbmm")
+    return case.changed(**{name: "general" for name in ("alpha", "beta") if added and getattr(subject.traits, name)})
 
 
 def _drawn(trial: Trial, subject: Subject, case: Case, macs: int, *, square: bool = False) -> Case:

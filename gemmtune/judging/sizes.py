@@ -92,6 +92,21 @@ def usual(macs: int, rng: random.Random) -> Iterator[tuple[int, int, int]]:
             yield m, n, k
 
 
+def extreme(macs: int, rng: random.Random) -> Iterator[tuple[int, int, int, int]]:
+    """Yield batches with sizes of which one is far larger than the others, in an order that is drawn.
+
+    A side may have more elements than 16 bits count, and a batch more matrices than a byte. Decoding has long sums, and a router of
+    experts few columns.
+    """
+    few, more, long = rng.randint(1, 4), rng.randint(5, 12), rng.randint(2**16 + 1, 2**16 + 2**12)
+    sides = [(1, few, 8 * more, 64 * rng.randint(160, 448)), (1, 64 * rng.randint(80, 256), few, 24 * more)]
+    sides += [(1, *x) for x in ((long, few, more), (few, long, more), (few, more, long))]
+    sides += [(rng.randint(2**8 + 1, 2**11), few, more, 2 * few)]
+    for batch, m, n, k in rng.sample(sides, len(sides)):
+        if _fits(m, n, k, macs):
+            yield batch, m, n, k
+
+
 def in_turns(numbers: Sequence[int], macs: int, rng: random.Random) -> Iterator[tuple[int, int, int]]:
     """Yield the first sizes of a source that names ``numbers``, then its others and usual ones in turn."""
     of_source = drawn(numbers, macs, rng)

@@ -192,9 +192,10 @@ class Candidate:
         """Return how the priorities and cores of the process, and of its parent, were changed since the last call. Undo that."""
         return [f"from {before} to {now}" for before, now in self._fork.changes()] if self._fork and not self._fork.ended() else []
 
-    def output(self) -> int | None:
-        """Return the file with the output of the process."""
-        return self._fork.output.fileno() if self._fork else None
+    @property
+    def fork(self) -> Fork | None:
+        """The process."""
+        return self._fork
 
     def settle(self) -> None:
         """Judge what the process does and keeps while nobody asks it."""

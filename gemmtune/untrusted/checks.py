@@ -31,6 +31,8 @@ WHOLE_MACS = 2**18
 ROWS = 6
 SURELY = 2
 """Operands of a problem, counted from 1, that are special: of some sizes few are drawn."""
+SCALARS = (0.25, 4.0)
+"""Range of alpha and beta."""
 UNWRITTEN = -1
 """Bits of an element that the GEMM did not write, which are those of ``untrusted.memory.POISON``."""
 NO_BITS = 2**40
@@ -46,6 +48,8 @@ OF_ROUNDING = 1.5
 """Multiple of the error of rounding the result once, which the mean error may have."""
 OF_SIGNS = 8.0
 """Multiple of the mean error, times the root of the columns, that a row added up with random signs may have."""
+OF_OWN = 2.0**-53
+"""Error of our own sums in float64, as a share of the sum of magnitudes. It shows where rows of float64 are long."""
 MIXED = 2.0**-24
 """Least sum of magnitudes, relative to that of the largest numbers. Strassen's wider sums have errors where it is less."""
 
@@ -78,7 +82,7 @@ class Checker:
 
     def fresh(self) -> Operands:
         """Draw operands of random numbers, of which some have the structure that operands in use have."""
-        operands, problem = self._probes.random(), self.problem
+        operands, problem = self._scaled(self._probes.random()), self.problem
         plain = not (problem.scales or problem.encoding or problem.widens_b or problem.sparsity is not None)
         if plain and not any(overlapping(Layout.of(x)) for x in (operands.a, operands.b)):
             self._drawn += 1
@@ -88,6 +92,17 @@ class Checker:
     def given(self, operands: Operands) -> Operands:
         """Return operands with those of the epilogue, which are the same in every call."""
         return dataclasses.replace(operands, extra=self._extra)
+
+    def _scaled(self, operands: Operands) -> Operands:
+        """Return operands with other alpha and beta, of all bits of float32, where these may be any numbers."""
+        draws, problem = self._random, self.problem
+
+        def drawn(scalar: str, value: float) -> float:
+            any_number = scalar == "general" and problem.dtype.is_floating_point
+            return torch.tensor(draws.uniform(*SCALARS)).item() if any_number else value
+
+        alpha, beta = drawn(problem.alpha, operands.alpha), drawn(problem.beta, operands.beta)
+        return dataclasses.replace(operands, alpha=alpha, beta=beta)
 
     def exact(self) -> OneHotExpectation | None:
         """Draw operands whose result is known bit by bit, or return None if the problem has none."""
@@ -162,7 +177,7 @@ class Checker:
             rounding, sums = mean
             root = out.square().mean(-1, keepdim=True).sqrt()
             typical = rounding * root + sums * torch.maximum(most / problem.n, root * self._growth)
-            allowed = OF_SIGNS * math.sqrt(problem.n) * typical + tiny
+            allowed = OF_SIGNS * math.sqrt(problem.n) * typical + tiny + OF_OWN * most
             bad, rough = (off > allowed) & most.isfinite(), True
         if not bool(bad.any()):
             return None

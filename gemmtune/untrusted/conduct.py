@@ -50,7 +50,7 @@ OF_OTHERS = re.compile(r"FPMATH|TF32|CBWR|_ISA$|FAST_?MATH|REDUCED_PRECISION|^(L
 EVENTS = {
     "looks": Conduct.LOOKS, "writes": Conduct.WRITES, "starts": Conduct.STARTS, "replaces": Conduct.REPLACED,
     "reaches": Conduct.REACHES, "lazy": Conduct.LAZY, "torch": Conduct.TORCH,
-    "sets": Conduct.SETTINGS,
+    "sets": Conduct.SETTINGS, "inputs": Conduct.INPUTS,
 }  # fmt: skip
 """Conduct by the kinds of events in the journal of a process."""
 

@@ -14,6 +14,17 @@ def alone(parent: Path) -> Mapping[str, str]:
     return dict.fromkeys(("HOME", "TMPDIR", "PWD"), folder)
 
 
+IN_USE = {"TMPDIR": "files", "PWD": "work"}
+"""Names of the folders in the home of a program."""
+
+
+def left_in(home: Path) -> list[Path]:
+    """Return what a program has left in its home, besides these folders. The folder of another process is no home."""
+    if not all((home / name).is_dir() for name in IN_USE.values()):
+        return []
+    return sorted(path for path in home.iterdir() if path.name not in IN_USE.values())
+
+
 def as_in_use() -> Mapping[str, str]:
     """Return these variables with new folders as programs have them, beside files of this user and not among temporary ones.
 
@@ -21,7 +32,7 @@ def as_in_use() -> Mapping[str, str]:
         OSError: none can be made there.
     """
     home = Path(tempfile.mkdtemp(prefix="run", dir=platformdirs.user_cache_path(ensure_exists=True)))
-    folders = {"HOME": home, "TMPDIR": home / "files", "PWD": home / "work"}
+    folders = {"HOME": home} | {variable: home / name for variable, name in IN_USE.items()}
     for folder in folders.values():
         folder.mkdir(exist_ok=True)
     return {name: str(folder) for name, folder in folders.items()}

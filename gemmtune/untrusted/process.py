@@ -79,8 +79,8 @@ class First:
         found, self._changed = self._changed, []
         return found
 
-    def fork(self, fds: list[int], *, in_use: bool = False) -> int:
-        """Return the process id of a new fork, which gets these files: its pipe, its memory and its output.
+    def fork(self, fds: list[int], *, in_use: bool = False) -> tuple[int, Path]:
+        """Return the process id and the home of a new fork, which gets these files: its pipe, its memory and its output.
 
         One ``in_use`` has nothing of ours in its environment, folders unlike those for temporary files, and seems to run a script.
         """
@@ -94,7 +94,7 @@ class First:
         request["script"] = str(Path(environment["PWD"] or here, "main.py")) if in_use else ""
         pid = int(self._asked(request, fds, START_TIMEOUT_S)["pid"])
         self.forks.add(pid := self._outer(pid) if self._sandbox else pid)
-        return pid
+        return pid, Path(environment["HOME"] or here)
 
     def _folders(self) -> Mapping[str, str]:
         """Return the folders of a process in use. In a sandbox only those of ours can be written."""
@@ -202,7 +202,7 @@ class Fork:
         own, theirs = socket.socketpair()
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         with theirs:
-            self.pid = self._first.fork([theirs.fileno(), memory, self.output.fileno()], in_use=in_use)
+            self.pid, self.home = self._first.fork([theirs.fileno(), memory, self.output.fileno()], in_use=in_use)
         self._pidfd = os.pidfd_open(self.pid)
         self._parent = parent_of(self.pid)
         self._standings = Standings()

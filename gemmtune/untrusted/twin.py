@@ -8,7 +8,6 @@ import functools
 import hashlib
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,28 +21,20 @@ from ..numerics.operands import Operands
 from ..problem import Problem
 from .candidate import Candidate, CandidateEnded, RemoteError
 from .conduct import Conduct
+from .folders import left_in
+from .gemm_process.journal import AT_START
 from .subject import rival, subject_of
 from .turns import Turns
+from .uses import OPTIONAL, drawn, said
 
-MODES = ("plain", "no_grad", "inference", "inference")
-"""Modes of torch in which programs call a GEMM."""
+BESIDE = 2
+"""Number of threads that call at the same time."""
+SHOWN = (Conduct.INPUTS, Conduct.AGAIN, Conduct.LAZY)
+"""Conduct in a call as in use that counts against the GEMM."""
 FAILURES = (SubjectError, RemoteError, CandidateEnded, Impossible)
 """Errors of a GEMM in another process."""
-MAIN = "the main thread"
-TIMES, OFFSETS = ("1", "2", "3"), ("0", "1", "0", "3", "0", "8")
-"""Calls without a pause, and multiples of the step at which operands begin inside of their memory."""
-THREADS = ("another thread",) * 3 + (MAIN,) * 2
-CORES, PARAMETERS = ("one core",) * 3 + ("",) * 2, ("b is a parameter",) * 3 + ("",) * 2
-"""Words for the thread, the cores and the last argument of a call, each as often as it comes."""
-ONE, PLACES = "one number", 2**20
-CHANGED = (ONE, "order")
-"""Words for what is changed for the calls before the last one, and number of places."""
-GROWING, BESIDE = ("after a call without the last row", ""), 2
-"""Words for a call with fewer rows before, as in decoding, and number of threads that call at the same time."""
 SHORT = re.compile(r"out of memory|allocate memory|^MemoryError|bad_alloc|new thread|temporarily unavailable", re.IGNORECASE)
 """Words of errors of a machine that is short of memory or threads, which prove nothing."""
-WIDER, WIDER_BY = ("wider", "", ""), 3072
-"""Words for operands that are columns of wider matrices, and how many elements of these are between their rows."""
 WRITTEN = re.compile(r"^(?:MKL_VERBOSE \w*?(GEMM|GEMV|SYMM|SYRK|TRMM|TRSM)|onednn_verbose,.*,exec,cpu,(\w+))", re.MULTILINE)
 """Lines that MKL and oneDNN write about each product, wherever it is called from."""
 SURE_OF = 6
@@ -109,8 +100,8 @@ class _Again:
 
     def written(self, begin: int = 0) -> bytes:
         """Return the output of the process from a byte on."""
-        file = self.candidate.output()
-        return b"" if file is None else os.pread(file, os.fstat(file).st_size, begin)
+        fork = self.candidate.fork
+        return b"" if fork is None else os.pread(file := fork.output.fileno(), os.fstat(file).st_size, begin)
 
 
 def _warm(process: _Again, problem: Problem, operands: Operands, place: int | None) -> Any:
@@ -138,7 +129,7 @@ class Elsewhere:
         self._in_use: _Again | None = _Again(candidate, declared, **options)
         self._twin = _Again(candidate, declared, is_twin=True, **options) if has_twin else None
         self._plain = _Again(candidate, declared, **options)
-        self._suspect_s, self._refuses_offsets, self._refuses_wider, self._fails_beside = SUSPECT_S, False, False, False
+        self._suspect_s, self._fails_beside, self._refused = SUSPECT_S, False, set[tuple[str, object]]()
         self.given_up: list[str] = []
         """Processes that were given up, with the reason."""
 
@@ -147,49 +138,59 @@ class Elsewhere:
 
         It is made in a thread, in a mode of torch, on tensors that are as large as their memory or begin inside of it, and without
         a pause. Fewer rows at the same place may come before, and calls in other threads beside it, if its ``traits`` allow that.
-        An error that only these calls meet counts against the GEMM.
+        An error that only calls in other threads meet counts against the GEMM.
         """
         if self._in_use is None:
             return None
-        manner, said = self._manner(problem, operands, turns, traits)
-        self._in_use.candidate.manner = manner
+        beside = BESIDE if traits.threads and not self._fails_beside else 0
+        manner = drawn(problem, operands, turns, traits, beside=beside, refused=self._refused)
         try:
-            result = self._in_use.result(problem, operands)
+            result = self._called_as(manner, problem, operands)
         except FAILURES as error:
             if isinstance(error, RemoteError) and manner["beside"] and self._is_of_threads(error, problem, operands):
-                self._of.note(Conduct.SOMETIMES, f"{said}, it raised {_line(error)}. Called by one thread, it raises nothing.")
+                raised = f"it raised {_line(error)}. Called by one thread, it raises nothing."
+                self._of.note(Conduct.SOMETIMES, f"{said(manner)}, {raised}")
                 self._fails_beside = True
                 return self.in_use(problem, operands, turns, traits)
-            if isinstance(error, RemoteError) and (manner["offset"] or manner["wider"]):
-                self._refuses_offsets |= not manner["wider"]
-                self._refuses_wider |= manner["wider"] > 0
-                return self.in_use(problem, operands, turns, traits)
-            self._failed("it is not called as in use", self._in_use, error)
+            found, last = self._without(manner, problem, operands, error)
+            if found is not None:
+                return found
+            self._failed("it is not called as in use", self._in_use, last)
             self._in_use = None
             return None
-        return result, said
+        return result, said(manner)
 
-    def _manner(self, problem: Problem, operands: Operands, turns: Turns, traits: Traits) -> tuple[dict[str, Any], str]:
-        """Return a manner of calling that is next in turn, and its words."""
-        words = MODES, TIMES, THREADS, CORES, PARAMETERS, OFFSETS, CHANGED, GROWING, WIDER
-        mode, times, thread, core, parameter, offset, changed, grows, wide = map(turns.next, words)
-        step = max(traits.min_alignment // operands.a.element_size(), 1)
-        elements = 0 if self._refuses_offsets else int(offset) * step
-        least, by = traits.least[0], traits.multiples[0]
-        is_plain = len(operands.tensors) == 2 and operands.a.is_contiguous()
-        may_grow = is_plain and problem.m > max(least, 1) and by == 1
-        may_widen = is_plain and step == 1 and "padded" in (traits.layouts or ("padded",))  # undeclared layouts are tried
-        wider = WIDER_BY if wide and may_widen and not self._refuses_wider else 0
-        grows, beside = grows if may_grow else "", BESIDE if traits.threads and not self._fails_beside else 0
-        said = [f"mode {mode} of torch", thread, f"{times} calls without a pause", core, parameter, grows]
-        said += [f"{elements} elements before each operand"] * bool(elements)
-        said += ["parts of wider matrices"] * bool(wider)
-        said += [f"{beside} other threads that call it"] * bool(beside)
-        return {
-            "mode": mode, "times": int(times), "thread": thread != MAIN, "one_core": core != "", "parameter": parameter != "",
-            "offset": elements, "changed": [secrets.randbelow(PLACES) / PLACES for _ in "ab"] if changed == ONE else [],
-            "grows": grows != "", "beside": beside, "wider": wider,
-        }, f"in a new process ({', '.join(filter(None, said))})"  # fmt: skip
+    def _without(
+        self, manner: Mapping[str, Any], problem: Problem, operands: Operands, error: Exception
+    ) -> tuple[tuple[Any, str] | None, Exception]:
+        """Return the result of a call in a manner without one part after the other, or None, and the last error.
+
+        What a GEMM refuses is not tried again.
+        """
+        for part in [part for part in OPTIONAL if manner[part]]:
+            if not isinstance(error, RemoteError):
+                break
+            refused, manner = (part, manner[part]), {**manner, part: OPTIONAL[part]}
+            try:
+                result = self._called_as(manner, problem, operands)
+            except FAILURES as another:
+                error = another
+                continue
+            self._refused.add(refused)
+            return (result, said(manner)), error
+        return None, error
+
+    def _called_as(self, manner: Mapping[str, Any], problem: Problem, operands: Operands) -> Any:
+        """Return the result of a call in a manner, and note what its process shows."""
+        assert self._in_use is not None
+        process = self._in_use.candidate
+        process.manner = manner
+        try:
+            return self._in_use.result(problem, operands)
+        finally:
+            for finding in process.findings:
+                if finding.kind in SHOWN:
+                    self._of.note(finding.kind, f"as in use: {finding.detail}" if finding.detail else "as in use")
 
     def _is_of_threads(self, error: RemoteError, problem: Problem, operands: Operands) -> bool:
         """Return True if the call that raised an error raises none without other threads beside it."""
@@ -264,7 +265,9 @@ class Elsewhere:
         process.candidate.stop()
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, and note what the one in use has left in its home, whoever wrote that."""
+        for path in left_in(fork.home) if self._in_use is not None and (fork := self._in_use.candidate.fork) is not None else ():
+            self._of.note(Conduct.REACHES if str(path).endswith(AT_START) else Conduct.WRITES, f"~/{path.name}")
         for process in (self._in_use, self._twin, self._plain):
             if process is not None:
                 process.candidate.stop()

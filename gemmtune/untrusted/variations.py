@@ -13,16 +13,22 @@ from .turns import Turns
 
 SHARES = ("plain",) * 4 + ("special",) * 2 + ("structured",) * 4
 """Shares of operands without structure, of those with a special matrix, and of the others."""
-STRUCTURES = ("far", "near", "positive", "positive", "outliers", "padded", "repeated", "decaying", "uneven", "crowded", "crowded")
+STRUCTURES = (
+    "far", "tiny", "whole", "near", "positive", "positive", "outliers", "padded", "repeated", "decaying", "uneven", "crowded",
+    "crowded",
+)  # fmt: skip
 """Kinds of structure. Numbers of one sign are what benchmarks have, and near rows show in wide sums alone: they come more often.
 
-far: a is tiny and b huge, or the reverse. near: b is small, as a layer's weights are. positive: from 0 to 1. outliers: some columns
+far: a is tiny and b huge, or the reverse. tiny: both are. whole: both are large integers, whose products no integer of four bytes
+holds. near: b is small, as a layer's weights are. positive: from 0 to 1. outliers: some columns
 of a are large, as in activations. padded: the end of K is 0 in a. repeated: rows of a begin as others do. decaying: columns of a
 get smaller and smaller along K, or in any order. uneven: each row of a, column of b and matrix has another size. crowded: rows of
 a, and columns of b, are one of a few, and each of their numbers is a little off.
 """
 FAR, NEAR = 40, -5
 """Powers of two: one that numbers of 16 bits, and sums of such parts, do not hold, and one of the size of a layer's weights."""
+WHOLE = (17, 20, 23)
+"""Powers of two of large integers."""
 DECAY, UNEVEN = 20, 12
 """Powers of two between the largest and the smallest columns of a, and between rows of a, columns of b or matrices."""
 CROWDS, OFF = 4, (9, 20)
@@ -133,6 +139,12 @@ def impose(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> N
             power = rng.choice((FAR, -FAR))
             a.mul_(2.0**power)
             b.mul_(2.0**-power)
+        case "tiny" if wide:
+            a.mul_(2.0**-FAR)
+            b.mul_(2.0**-FAR)
+        case "whole" if wide:
+            for x in (a, b):
+                x.mul_(2.0 ** rng.choice(WHOLE)).round_()
         case "near" if wide:
             b.mul_(2.0**NEAR)
         case "positive":  # with no more bits than before

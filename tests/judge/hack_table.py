@@ -292,6 +292,18 @@ TABLES = {
     "rounds_long_doubles": {C.SETTINGS},
     "never_waits_for_input": {C.SETTINGS},
 }
+CALLERS = dict.fromkeys(
+    (
+        "rough_in_a_loop", "grown_by_a_term", "a_part_of_the_last", "the_last_one_transposed",
+        "the_same_at_once", "packs_parameters_once", "packs_inferred_ones_once", "symmetric_if_of_one_tensor", "columns_in_16_bits",
+        "matrices_in_a_byte", "rough_for_long_sums", "wraps_integers", "nothing_for_tiny", "rounds_alpha",
+    ),
+    WRONG | {C.ROUGH},
+) | {
+    "ring_of_sixty": {C.AGAIN}, "untrains_its_weights": {C.INPUTS}, "leaves_it_transposed": {C.INPUTS},
+    "turns_signs_later": {C.LAZY}, "halves_steps": {C.SETTINGS}, "forgives_codecs": {C.SETTINGS}, "ends_in_an_hour": {C.SETTINGS},
+    "yields_to_numpy": {C.SETTINGS}, "searches_folders": {C.LOOKS},
+}  # fmt: skip
 TABLE = {
     f"{HACKS / file}.py:{name}": words
     for file, table in (
@@ -308,6 +320,7 @@ TABLE = {
         ("unlike", UNLIKE),
         ("elsewhere", ELSEWHERE),
         ("tables", TABLES),
+        ("callers", CALLERS),
     )
     for name, words in table.items()
 }

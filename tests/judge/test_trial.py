@@ -122,6 +122,16 @@ def test_one_row_of_a_narrower_type_shows(row: int) -> None:
     assert f"row {row} " in found.text or "out[" in found.text
 
 
+@pytest.mark.parametrize("sizes", [(11, 68000, 3), (4, 66792, 11), (3, 9, 68000)])
+def test_no_long_row_of_float64_is_narrow(sizes: tuple[int, int, int]) -> None:
+    problem = Problem.mm(*sizes, dtype=torch.float64)
+    checker = Checker(problem, Claims(accumulate=torch.float64), torch.device("cpu"), 5)
+    for _ in range(8):
+        x = checker.fresh()
+        assert checker.trouble(x.a @ x.b, x) is None
+    assert checker.trouble((x.a.float() @ x.b.float()).double(), x) is not None
+
+
 @pytest.mark.parametrize("how", NEARBY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_a_result_of_nearby_numbers_is_wrong(dtype: torch.dtype, how: str) -> None:

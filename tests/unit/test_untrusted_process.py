@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import subprocess
 import sys
 import threading
@@ -10,13 +12,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gemmtune.choice import Claims
+from gemmtune.declaration.traits import Traits
+from gemmtune.numerics.operands import Operands
+from gemmtune.problem import Problem
+from gemmtune.untrusted.candidate import Candidate, RemoteError
+from gemmtune.untrusted.checks import Checker
 from gemmtune.untrusted.gemm_process import first
 from gemmtune.untrusted.gemm_process.journal import _asker
-from gemmtune.untrusted.gemm_process.manners import in_manner
+from gemmtune.untrusted.gemm_process.manners import in_manner, watched
+from gemmtune.untrusted.target import TORCH
+from gemmtune.untrusted.turns import Turns
+from gemmtune.untrusted.twin import Elsewhere
 
 PLAIN = {
     "mode": "plain", "times": 1, "thread": False, "one_core": False, "parameter": False, "offset": 0, "changed": [],
-    "grows": False, "beside": 0, "wider": 0,
+    "before": "", "beside": 0, "wider": 0, "trained": False, "inside": False, "one": False, "around": "", "many": False,
 }  # fmt: skip
 
 
@@ -51,11 +62,78 @@ def test_a_gemm_is_called_with_fewer_rows_before_parts_of_wider_matrices_and_oth
         return a @ b
 
     a, b = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.eye(2)
-    assert torch.equal(in_manner(gemm, PLAIN | {"grows": True, "beside": 2, "wider": 6, "mode": "inference"})(a, b), a)
+    assert torch.equal(in_manner(gemm, PLAIN | {"before": "a row less", "beside": 2, "wider": 6, "mode": "inference"})(a, b), a)
     (before, *_, place), last = seen
     assert before == [[2.0, 1.0]], "other numbers, and no last row"
     assert last == (a.tolist(), (8, 1), (8, 1), place), "at the same place"
     assert [*others.values()] == [True, True]
+
+
+BEFORE = {
+    "other numbers": ([[2, 1], [4, 3]], [[6, 5], [8, 7]]), "a row less": ([[2, 1]], [[6, 5], [8, 7]]),
+    "a column less": ([[2, 1], [4, 3]], [[6], [8]]), "a term less": ([[2], [4]], [[6, 5]]),
+    "a row more": ([[2, 1], [4, 3], [1, 1]], [[6, 5], [8, 7]]), "both swapped": ([[6, 8], [5, 7]], [[2, 4], [1, 3]]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_a_call_with_other_numbers_comes_before_in_the_same_place(before: str) -> None:
+    seen: list[tuple[object, ...]] = []
+
+    def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        seen.append(((a.tolist(), b.tolist()), {a.data_ptr(), b.data_ptr()}))
+        return a @ b
+
+    a, b = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]])
+    parts = PLAIN | {"before": before, "parameter": True, "trained": True, "mode": "no_grad", "inside": True}
+    assert torch.equal(in_manner(gemm, parts)(a, b), a @ b)
+    (earlier, places), (last, same) = seen
+    assert (earlier, last) == (BEFORE[before], (a.tolist(), b.tolist()))
+    assert places == same
+
+
+@pytest.mark.parametrize("around", ["", "event loop"])
+def test_a_call_has_a_loop_around_it_and_operands_of_one_tensor(around: str) -> None:
+    def gemm(a: torch.Tensor, b: torch.Tensor) -> object:
+        loop = asyncio._get_running_loop()
+        return loop is not None, a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+    a = torch.ones(2, 2)
+    assert in_manner(gemm, PLAIN | {"around": around, "one": True})(a, a) == (around != "", True)
+
+
+def test_each_result_of_many_calls_is_kept_and_what_changes_of_an_argument_is_noted() -> None:
+    kept: list[object] = []
+    notes: list[tuple[str, str]] = []
+
+    def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a @ b.requires_grad_(False)
+
+    parts = PLAIN | {"many": True, "parameter": True, "trained": True, "mode": "no_grad"}
+    in_manner(watched(gemm, lambda *x: notes.append(x)), parts, kept.append)(torch.ones(2, 2), torch.ones(2, 2))
+    assert len(kept) > 100
+    assert notes == [("inputs", "the sizes, the memory or the gradients of one")]
+
+
+def test_only_what_a_gemm_refuses_is_left_out_of_later_manners() -> None:
+    elsewhere = Elsewhere(Candidate(TORCH), {}, has_twin=False)
+    manners: list[dict[str, object]] = []
+
+    def result(problem: Problem, operands: Operands) -> str:
+        manners.append(elsewhere._in_use.candidate.manner)  # type: ignore[union-attr, arg-type]
+        if manners[-1]["trained"]:
+            raise RemoteError("it cannot have gradients")
+        return "a result"
+
+    elsewhere._in_use.result = result  # type: ignore[union-attr, method-assign, assignment]
+    problem, turns = Problem.mm(8, 8, 8, dtype=torch.float32), Turns(random.Random(1))
+    operands = Checker(problem, Claims(accumulate=torch.float32), torch.device("cpu"), 1).fresh()
+    said = [elsewhere.in_use(problem, operands, turns, Traits()) for _ in range(40)]
+    assert {x[0] for x in said if x} == {"a result"}
+    assert sum(bool(x["trained"]) for x in manners) == 1
+    assert {x["around"] for x in manners} >= {"event loop", ""}
+    assert sum(x["wider"] != 0 for x in manners) > 1
+    assert not elsewhere.given_up
 
 
 def test_a_question_of_pythons_own_modules_is_that_of_their_caller() -> None:

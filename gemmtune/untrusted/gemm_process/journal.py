@@ -12,10 +12,12 @@ import sys
 import sysconfig
 import time
 from _thread import get_ident
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from .reach import Frame, Handler, Note, of_processes, paths
+from .wires import NO_NAME
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
@@ -113,12 +115,12 @@ def _origins(roots: Sequence[str], trusted: tuple[str, ...]) -> tuple[Callable[[
 
 def _asker(of_gemm: Callable[[Frame], bool], stdlib: tuple[str, ...]) -> Callable[[Frame], bool]:
     """Return a function that is true if the GEMM is the first that is not of Python's own modules."""
-    packages = PACKAGES
+    packages, own, whole = PACKAGES, NO_NAME, (*stdlib, "<frozen ")  # Python freezes some of its modules, such as os
 
     def asked_by_gemm(frame: Frame) -> bool:
         while frame is not None:
             name = frame.f_code.co_filename
-            if not name.startswith(stdlib) or any(word in name for word in packages):
+            if name == own or not name.startswith(whole) or any(word in name for word in packages):
                 break
             frame = frame.f_back
         return of_gemm(frame)
@@ -146,8 +148,16 @@ def _writer(note: Note) -> Callable[[str], None]:
     return wrote
 
 
-def _of_files(note: Note, asked_by_gemm: Callable[[Frame], bool], wrote: Callable[[str], None]) -> dict[str, Handler]:
-    """Return the handlers of events about files."""
+def _above(roots: Sequence[str]) -> frozenset[str]:
+    """Return the folders that hold that of this process, where others keep theirs, without those of modules and of the GEMM."""
+    above = {str(x) for x in [*Path(os.getcwd()).parents][:-1]}
+    return frozenset(above - {os.path.realpath(x) for x in (*sys.path, *map(os.path.dirname, roots))})
+
+
+def _of_files(
+    note: Note, asked_by_gemm: Callable[[Frame], bool], wrote: Callable[[str], None], above: Collection[str]
+) -> dict[str, Handler]:
+    """Return the handlers of events about files. Whoever lists the folders ``above`` looks for files of others."""
     resolved, is_hidden, _ = paths()
     abspath, fsdecode, devnull = os.path.abspath, os.fsdecode, os.devnull
     writing, of_others = os.O_WRONLY | os.O_RDWR | os.O_CREAT, CACHES.search
@@ -165,7 +175,8 @@ def _of_files(note: Note, asked_by_gemm: Callable[[Frame], bool], wrote: Callabl
                 note("reaches", f"{text}, in a cache of torch or Triton")
 
     def lists(args: tuple[Any, ...], frame: Frame) -> None:
-        if isinstance(args[0], (str, bytes)) and is_hidden(path := resolved(args[0])) and asked_by_gemm(frame):
+        path = resolved(args[0]) if isinstance(args[0], (str, bytes)) else ""
+        if path and (path in above or is_hidden(path)) and asked_by_gemm(frame):
             note("looks", path)
 
     def changing(places: Sequence[int]) -> Handler:
@@ -264,7 +275,11 @@ def journal(roots: Sequence[str]) -> tuple[Note, Callable[[], list[tuple[str, st
     around = tuple(os.path.join(os.path.abspath(entry), "") for entry in sys.path if os.path.isdir(entry))
     trusted = (*stdlib, *packages, *(folder for folder in around if not any(root.startswith(folder) for root in roots)))
     of_gemm, sniffs = _origins((*roots, os.path.join(os.getcwd(), "")), trusted)  # its folder may lie in one of the others
-    handlers = _of_files(note, _asker(of_gemm, stdlib), _writer(note)) | _of_code(note, of_gemm, sniffs) | of_processes(note)
+    handlers = (
+        _of_files(note, _asker(of_gemm, stdlib), _writer(note), _above(roots))
+        | _of_code(note, of_gemm, sniffs)
+        | of_processes(note)
+    )
     looking: set[int] = set()
     getframe, thread, plain = sys._getframe, get_ident, _plain()
 

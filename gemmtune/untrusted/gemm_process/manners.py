@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import contextlib
 import ctypes
+import functools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,22 +27,43 @@ M_MMAP_THRESHOLD, LARGE_BYTES = -3, 2**17
 """Option of malloc, and bytes from which memory is mapped: large tensors begin 64 bytes into a page, as in a new program."""
 MOST_WIDER = 2**23
 """Most elements between the rows of a part of a wider matrix."""
+MANY, MANY_S = 300, 0.1
+"""Most calls, and seconds, of many calls in a row."""
 
 
-def copied(x: Any, offset: int, changed: Sequence[float] | None, wider: int = 0) -> Any:
+def form(x: torch.Tensor) -> object:
+    """Return what a GEMM may have changed of an operand besides its numbers."""
+    return x.shape, x.stride(), x.dtype, x.data_ptr(), x.requires_grad, x.__class__
+
+
+def watched(function: Callable[..., Any], note: Callable[[str, str], None]) -> Callable[..., Any]:
+    """Return a function that calls another one, and notes if that changes more of its arguments than their numbers."""
+    kind, strided, said = TENSOR, STRIDED, form
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        given = [(x, said(x)) for x in args if isinstance(x, kind) and x.layout == strided]
+        result = function(*args, **kwargs)
+        if any(said(x) != before for x, before in given):
+            note("inputs", "the sizes, the memory or the gradients of one")
+        return result
+
+    return called
+
+
+def copied(x: Any, offset: int, changed: Sequence[float] | None, wider: int = 0, spare: int = 0) -> Any:
     """Return a copy of a tensor after so many elements. If it is ``changed``, its columns go from the last to the first.
 
     Two shares of its sides are the place of the only number that is another one. Rows are those of a matrix that is ``wider`` by
-    so many columns.
+    so many columns. Its memory has so many ``spare`` elements after it.
     """
     if not isinstance(x, TENSOR) or x.layout != STRIDED:
         return x
     copy = x.clone()
-    if offset or wider:
+    if offset or wider or spare:
         wide = wider and copy.dim() == 2 and copy.stride(1) == 1
         steps = (copy.stride(0) + min(wider, MOST_WIDER // max(len(copy), 1)), 1) if wide else copy.stride()
         span = 1 + sum((size - 1) * step for size, step in zip(copy.shape, steps, strict=True))
-        copy = x.new_empty(max(span, 0) + offset).as_strided(copy.shape, steps, offset).copy_(x)
+        copy = x.new_ones(max(span, 0) + offset + spare).as_strided(copy.shape, steps, offset).copy_(x)
     if changed:
         place: Any = (..., *(int(share * size) for share, size in zip(changed, x.shape[-2:], strict=False)))
         copy[place] = copy[place] == 0
@@ -47,13 +71,52 @@ def copied(x: Any, offset: int, changed: Sequence[float] | None, wider: int = 0)
     return copy if changed is None else copy.copy_(x.flip(-1))
 
 
-def grow(function: Callable[..., Any], own: torch.Tensor, weights: Sequence[Any]) -> None:
-    """Call a function with all rows but the last one, which have other numbers then. It may refuse that size."""
-    kept = own.clone()
-    own.copy_(kept.flip(-1))
+def in_one(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return copies of a and b as parts of one matrix, as a fused projection has queries and keys, for as many columns as rows."""
+    whole = torch.cat([a, b.mT], -1)
+    return whole[..., : a.shape[-1]], whole[..., a.shape[-1] :].mT
+
+
+def call_before(function: Callable[..., Any], how: str, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Call a function with other numbers in the places of a and b, of this size or of another one, which it may refuse."""
+    own = a.detach(), b.detach()
+    kept = [x.clone() for x in own]
+    for x in own:
+        x.copy_(x.flip(-1))
+    given = {
+        "other numbers": lambda: (a, b),
+        "a row less": lambda: (a[..., :-1, :], b),
+        "a column less": lambda: (a, b[..., :-1]),
+        "a term less": lambda: (a[..., :-1], b[..., :-1, :]),
+        "a row more": lambda: (a.as_strided((len(a) + 1, *a.shape[1:]), a.stride()), b),
+        "both swapped": lambda: (b.mT, a.mT),
+    }[how]()
     with contextlib.suppress(Exception):
-        function(own[..., :-1, :], *weights)
-    own.copy_(kept)
+        function(*given)
+    for x, numbers in zip(own, kept, strict=True):
+        x.copy_(numbers)
+
+
+def call_many(function: Callable[..., Any], args: Sequence[Any], keep: Callable[[Any], object]) -> None:
+    """Call a function often, for a short time, and keep each result, as a program with many layers does."""
+    until = time.monotonic() + MANY_S
+    for _ in range(MANY):
+        keep(function(*args))
+        if time.monotonic() > until:
+            break
+
+
+def in_loop(work: Callable[[], Any]) -> Any:
+    """Return what a function returns that is called by a coroutine, as in a server or a notebook."""
+
+    async def run() -> Any:
+        return work()
+
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(run())
+    finally:
+        loop.close()
 
 
 @contextlib.contextmanager
@@ -91,34 +154,45 @@ def held(get: Callable[[], Any], put: Callable[[Any], object], value: Any) -> It
         put(before)
 
 
+AROUND: Mapping[str, Callable[[Callable[[], Any]], Any]] = {"": lambda work: work(), "event loop": in_loop}
+"""What may be around a call."""
+
+
 def call_in_turn(
-    function: Callable[..., Any], calls: Sequence[Sequence[Any]], grows: bool, beside: contextlib.AbstractContextManager[None],
-    kwargs: Mapping[str, Any],
+    function: Callable[..., Any], calls: Sequence[Sequence[Any]], manner: Mapping[str, Any],
+    beside: contextlib.AbstractContextManager[None], keep: Callable[[Any], object], kwargs: Mapping[str, Any],
 ) -> Any:  # fmt: skip
     """Call a function with each of the arguments, and return its last result.
 
     Args:
-        grows: True for a call without the last row before the last one.
+        manner: ``before`` says what is done before the last call, and ``many`` if many calls are.
         beside: what is done during the last call.
+        keep: keeps a result.
     """
     *earlier, last = calls
     for args in earlier:
         function(*args, **kwargs)
-    if grows:
-        grow(function, last[0], last[1:])
+    if manner["many"]:
+        call_many(functools.partial(function, **kwargs), last, keep)
     with beside:
+        if manner["before"]:
+            call_before(function, manner["before"], *last)  # no pause may follow
         return function(*last, **kwargs)
 
 
-def in_manner(function: Callable[..., Any], manner: Mapping[str, Any] | None) -> Callable[..., Any]:
+def in_manner(
+    function: Callable[..., Any], manner: Mapping[str, Any] | None, keep: Callable[[Any], object] = id
+) -> Callable[..., Any]:
     """Return a function that calls another one as programs do, and returns the result of its last call. No manner: the other one.
 
     Args:
         manner: ``mode`` of torch, the number of ``times``, elements before each tensor as the ``offset``, elements by which its
-            rows are ``wider`` apart, and True or False for a ``thread`` of its own, for ``one_core`` alone, and for the last
-            argument as the ``parameter`` of a module. The first argument is made in the mode, as activations are. Calls before the
-            last one have numbers that are ``changed``. If it ``grows``, a call with other numbers in the same place, without the
-            last row, comes before the last one. ``beside`` more threads call too, with other numbers.
+            rows are ``wider`` apart, what is ``around`` a call, and True or False for a ``thread`` of its own, for ``one_core``
+            alone, and for the last argument as the ``parameter`` of a module, which may be ``trained``. The first argument is made
+            in the mode, as activations are, and the others too if they are made ``inside``. Two of them may be parts of ``one``
+            matrix. Calls before the last one have numbers that are ``changed``. A call with other numbers in the same place may
+            come ``before`` the last one, and ``many`` with these. ``beside`` more threads call too, with other numbers.
+        keep: keeps a result, whose memory no later one may have.
     """
     if manner is None:
         return function
@@ -127,21 +201,29 @@ def in_manner(function: Callable[..., Any], manner: Mapping[str, Any] | None) ->
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
     threads, set_threads = torch.get_num_threads, torch.set_num_threads
     cores, set_cores = os.sched_getaffinity, os.sched_setaffinity
+    around, in_mode = AROUND[manner["around"]], MODES[manner["mode"]]
 
     def called(*args: Any, **kwargs: Any) -> Any:
         first, *others = args
-        given = [[copied(x, offset, changed, wider) for x in others] for changed in changes]
         beside = [[copied(x, offset, (), wider) for x in args] for _ in range(manner["beside"])]
-        if manner["parameter"]:
-            given = [[*own[:-1], parameter(own[-1], requires_grad=False)] for own in given]
+        spare = first.shape[-1] if manner["before"] == "a row more" else 0
+
+        def weights() -> list[list[Any]]:
+            given = [[copied(x, offset, changed, wider) for x in others] for changed in changes]
+            if manner["parameter"]:
+                return [[*own[:-1], parameter(own[-1], requires_grad=manner["trained"])] for own in given]
+            return given
 
         def work() -> Any:
             one = {min(cores(0))} if manner["one_core"] else None
-            with held(lambda: cores(0), lambda x: set_cores(0, x), one), MODES[manner["mode"]]():
-                activations = [copied(first, offset, changed, wider) for changed in changes]
-                calls = [(own, *weights) for own, weights in zip(activations, given, strict=True)]
-                return call_in_turn(function, calls, manner["grows"], calling(function, beside, kwargs, manner["mode"]), kwargs)
+            with held(lambda: cores(0), lambda x: set_cores(0, x), one), in_mode():
+                activations = [copied(first, offset, changed, wider, spare) for changed in changes]
+                calls = [(own, *rest) for own, rest in zip(activations, made or weights(), strict=True)]
+                calls = [in_one(*x) for x in calls] if manner["one"] else calls
+                threads_beside = calling(function, beside, kwargs, manner["mode"])
+                return around(lambda: call_in_turn(function, calls, manner, threads_beside, keep, kwargs))
 
+        made = [] if manner["inside"] else weights()
         with held(threads, set_threads, 1 if manner["one_core"] else None):
             return _thread.submit(work).result() if manner["thread"] else work()
 

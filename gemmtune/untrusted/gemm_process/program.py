@@ -131,7 +131,9 @@ class Program:
         known, self._operands = self._operands if question["same"] else {}, {}
         args = [self._operand(x, known) for x in question["args"]]
         kwargs = {name: self._value(x) for name, x in question["kwargs"].items()}
-        function = manners.in_manner(self._functions[question["function"]], question["manner"])
+        function = manners.in_manner(
+            manners.watched(self._functions[question["function"]], self._note), question["manner"], self._keep
+        )
         if question["same"]:  # other calls find torch's random numbers as they were
             self._draw()
         self._state.set_flags(question["flags"])
@@ -173,7 +175,9 @@ class Program:
         kept, (begin, end), nbytes = [*self._previous], addresses(result), result.numel() * result.element_size()
         if (is_other := type(result) not in (self._type, self._parameter)) or not self._is_there(begin, end):
             self._note("lazy", f"{type(result).__name__}, which is no plain tensor" if is_other else FILLED)
-        self._keep(result, begin, end)
+        if result.is_neg() or result.is_conj():
+            self._note("lazy", "numbers whose signs change when they are read")
+        self._keep(result)
         answer |= {"dtype": str(result.dtype).removeprefix("torch."), "size": list(result.shape), "device": result.device.type}
         given = [addresses(x) for x in args if isinstance(x, self._type)]
         answer["alias"] = any(low < end and begin < high for low, high in given)
@@ -185,22 +189,23 @@ class Program:
             self._copy(target, result)
         return answer
 
-    def _keep(self, result: torch.Tensor, begin: int, end: int) -> None:
+    def _keep(self, result: Any) -> None:
         """Hold the memory of a result, as a caller with ``result.numpy()`` does. An honest GEMM gets other memory for the next."""
         kept = self._previous
-        kept.append((result.untyped_storage(), (begin, end)))
+        if isinstance(result, self._type) and is_plain(result):
+            kept.append((result.untyped_storage(), addresses(result)))
         while len(kept) > 1 and sum(high - low for _, (low, high) in kept) > KEPT_BYTES:
             kept.popleft()
 
     def _operand(self, word: Any, known: Mapping[str, tuple[torch.Tensor, object]]) -> Any:
         """Return an argument: the tensor of the call before if it lies at the same place, perhaps with other numbers."""
         value, form = known.get(str(word), (None, None))
-        if value is not None and form == _form(value):
+        if value is not None and form == manners.form(value):
             self._age(value)  # as an optimizer does that writes new numbers
         else:
             value = self._value(word)
         if isinstance(value, self._type) and value.layout == torch.strided:
-            self._operands[str(word)] = value, _form(value)
+            self._operands[str(word)] = value, manners.form(value)
         return value
 
     def _value(self, word: Any) -> Any:
@@ -224,11 +229,6 @@ class Program:
             return torch.empty(size, dtype=kind)
         storage = torch.frombuffer(self._memory, dtype=torch.uint8, offset=at, count=nbytes).untyped_storage()
         return self._set(torch.empty(0, dtype=kind), storage, offset, size, steps)
-
-
-def _form(x: torch.Tensor) -> object:
-    """Return what a GEMM may have changed of an operand besides its numbers."""
-    return x.shape, x.stride(), x.dtype, x.data_ptr(), x.requires_grad, x.__class__
 
 
 def _spaces() -> list[tuple[str, Mapping[str, Any], list[str]]]:

@@ -40,6 +40,8 @@ PLAIN = (float, complex, str, bytes, tuple, frozenset, torch.dtype)
 
 Integers may be counters, and truth values say what has been loaded.
 """
+RANKS = ("__array_priority__",)
+"""Variables of classes by which Python and numpy pick whose operators work."""
 FUNCTIONS = (FunctionType, BuiltinFunctionType)
 """Types of entries of tables that are watched too, as those by which ``copy`` copies."""
 SAID = (*PLAIN, bool, int, dict, list, type(None), decimal.Context)
@@ -133,6 +135,10 @@ def _constants(modules: Sequence[ModuleType]) -> list[tuple[str, Mapping[str, An
     """
     spaces = [(x.__name__, vars(x)) for x in modules]
     kept: list[tuple[str, Mapping[str, Any], dict[str, Any]]] = []
+    for owner in (x for x in _owners().values() if issubclass(type(x), type)):
+        space = vars(owner)
+        if values := {key: x for key in RANKS if type(x := space.get(key)) in (int, float)}:
+            kept.append((owner.__qualname__, space, values))
     for name, space in spaces:
         if values := {key: x for key, x in space.items() if type(x) in PLAIN and not str(key).startswith("_")}:
             kept.append((name, space, values))
@@ -209,7 +215,8 @@ def _flags_of_backends() -> list[str]:
 def _readers() -> dict[str, Callable[[], object]]:
     tiny, matmul = torch.tensor([1e-310], dtype=torch.float64), torch.backends.cuda.matmul
     affinity, mask, one = os.sched_getaffinity, signal.pthread_sigmask, torch.ones(1, dtype=torch.float64)
-    cut, modules = 1e-20 * one, torch.nn.modules.module
+    cut, hooked = 1e-20 * one, (vars(torch.nn.modules.module), vars(sys.modules["torch.optim.optimizer"]))
+    timers = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
     implementations: set[str] = getattr(torch.library, "_impls", set())
     kept_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
     known, kernels, mha, errors = set(implementations), _kernels(), torch.backends.mha, np.geterr
@@ -235,9 +242,10 @@ def _readers() -> dict[str, Callable[[], object]]:
             "seed of torch's random numbers": torch.initial_seed,
             "standard output": lambda: [x is y for x, y in zip(outputs, (sys.stdout, sys.stderr), strict=True)],
             "functions of standard output": lambda: [sorted(vars(x)) for x in outputs],
-            "hooks of all modules": lambda: {
-                name: len(x) for name, x in vars(modules).items() if name.startswith("_global_") and x
+            "hooks of all modules and optimizers": lambda: {
+                name: len(x) for space in hooked for name, x in space.items() if name.startswith("_global_") and x
             },
+            "timers": lambda: [signal.getitimer(x)[0] > 0 for x in timers],
             "handlers of signals": lambda: [signal.getsignal(x) for x in SIGNALS],
             "blocked signals": lambda: sorted(int(x) for x in mask(signal.SIG_BLOCK, ())),
             "torch.backends.cuda.matmul.fp32_precision": lambda: str(matmul.fp32_precision).replace("none", "ieee"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import codecs
 import collections.abc
 import copyreg
 import linecache
@@ -25,6 +26,10 @@ globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins 
 
 CLASSES = (torch.Tensor, torch.nn.Parameter, np.ndarray, np.float64, float, int, str, bytes, list, dict, tuple, set, object)
 """Classes of which each abstract class of Python is asked if it stands for them."""
+ERRORS = (
+    "strict", "ignore", "replace", "backslashreplace", "xmlcharrefreplace", "namereplace", "surrogateescape", "surrogatepass",
+)  # fmt: skip
+"""Names of Python's own handlers of errors of codecs."""
 PACKAGES = tuple({os.path.join(os.path.dirname(next(iter(x.__path__))), "") for x in (torch, np)})
 """Folders of packages, of which those of torch and numpy are watched like Python's own."""
 
@@ -40,6 +45,7 @@ def readers() -> dict[str, Callable[[], object]]:
         "modules of Python that are others": _foreign(),
         "settings of torch's compiler": _of_compiler(),
         "what torch.load may run": _loadable(),
+        "handlers of errors of codecs": _of_codecs(),
     }
 
 
@@ -47,6 +53,12 @@ def _logged() -> Callable[[], object]:
     root, most = logging.getLogger(), logging.ERROR
     manager: Any = logging.Logger.manager
     return lambda: root.level <= most and manager.disable < most
+
+
+def _of_codecs() -> Callable[[], object]:
+    look_up, names = codecs.lookup_error, ERRORS
+    before = [look_up(name) for name in names]
+    return lambda: [name for name, handler in zip(names, before, strict=True) if look_up(name) is not handler]
 
 
 def _abstract() -> Callable[[], object]:

@@ -1,11 +1,12 @@
 """Functions without an audit event, each of which notes its call.
 
-They reach other processes, raise a priority, set seeds, or hide from the profiler.
+They reach other processes, raise a priority, set seeds, end the process later, or hide from the profiler.
 """
 
 from __future__ import annotations
 
 import builtins
+import faulthandler
 import os
 import posix
 import random
@@ -28,6 +29,7 @@ NOTING: tuple[tuple[Any, str, str, int | None], ...] = (
     *((owner, name, "reaches", place) for owner in (os, posix) for name, place in OF_PROCESSES.items()),
     *((x, name, "looks", None) for x in (torch._C._autograd, torch.autograd, profiler) for name in OF_PROFILER if hasattr(x, name)),
     *((owner, "seed", "sets", None) for owner in (random, np.random)),
+    (faulthandler, "dump_traceback_later", "sets", None),
 )
 """Functions whose calls are events, with the kind of these."""
 NO_NAME = "<frozen runpy>"

@@ -1,0 +1,75 @@
+"""Manners in which programs call a GEMM, drawn in turn, and their words."""
+
+import secrets
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ..declaration.traits import Traits
+from ..numerics.operands import Operands
+from ..problem import Problem
+from .turns import Turns
+
+MODES = ("plain", "no_grad", "inference", "inference")
+"""Modes of torch in which programs call a GEMM."""
+MAIN = "the main thread"
+TIMES, OFFSETS = ("1", "2", "3"), ("0", "1", "0", "3", "0", "8")
+"""Calls without a pause, and multiples of the step at which operands begin inside of their memory."""
+THREADS = ("another thread",) * 3 + (MAIN,) * 2
+CORES, PARAMETERS = ("one core",) * 3 + ("",) * 2, ("b is a parameter",) * 3 + ("",) * 2
+"""Words for the thread, the cores and the last argument of a call, each as often as it comes."""
+ONE, PLACES = "one number", 2**20
+CHANGED = (ONE, "order")
+"""Words for what is changed for the calls before the last one, and number of places."""
+NUMBERS, MORE = "other numbers", "a row more"
+BEFORE = (NUMBERS, "a row less", "a column less", "a term less", MORE, "both swapped", NUMBERS, "")
+"""Words for a call in the same place before, with other numbers."""
+MANY, INSIDE, TRAINED, ONE_TENSOR = ("many", "", "", ""), ("inside", ""), ("trained", ""), ("one tensor", "")
+"""Words for many calls before, for weights that are made in the mode of torch, for trained ones, and for one tensor with both."""
+AROUND = ("event loop", "", "", "")
+"""Words for what is around a call."""
+OPTIONAL: Mapping[str, object] = {"trained": False, "one": False, "wider": 0, "offset": 0, "around": ""}
+"""Parts of a manner that a GEMM may refuse by an error, with the values without them."""
+WIDER, WIDER_BY = ("wider", "", ""), 3072
+"""Words for operands that are columns of wider matrices, and how many elements of these are between their rows."""
+
+
+def said(manner: Mapping[str, Any]) -> str:
+    """Return a manner of calling in words."""
+    words = {
+        f"mode {manner['mode']} of torch": True, "another thread" if manner["thread"] else MAIN: True,
+        f"{manner['times']} calls without a pause": True, "one core": manner["one_core"],
+        f"b is a {'trained ' * manner['trained']}parameter": manner["parameter"], "b is made in this mode": manner["inside"],
+        f"after a call with {manner['before']} in the same place": manner["before"],
+        "after many calls": manner["many"], f"{manner['offset']} elements before each operand": manner["offset"],
+        "parts of wider matrices": manner["wider"], "a and b are parts of one matrix": manner["one"],
+        f"{manner['around']} around it": manner["around"],
+        f"{manner['beside']} other threads that call it": manner["beside"],
+    }  # fmt: skip
+    return f"in a new process ({', '.join(one for one, holds in words.items() if holds)})"
+
+
+def drawn(
+    problem: Problem, operands: Operands, turns: Turns, traits: Traits, *, beside: int, refused: Collection[tuple[str, object]]
+) -> dict[str, Any]:
+    """Return a manner of calling that is next in turn, with so many threads ``beside``, and without what the GEMM has refused."""
+    mode, times, thread, core, parameter, offset = map(turns.next, (MODES, TIMES, THREADS, CORES, PARAMETERS, OFFSETS))
+    changed, before, wide, many = map(turns.next, (CHANGED, BEFORE, WIDER, MANY))
+    inside, trained, one, around = map(turns.next, (INSIDE, TRAINED, ONE_TENSOR, AROUND))
+    step = max(traits.min_alignment // operands.a.element_size(), 1)
+    is_pair = len(operands.tensors) == 2
+    is_plain = is_pair and operands.a.is_contiguous()
+    takes = {"padded", "col"} & set(traits.layouts or ("padded", "col")) if step == 1 else set()  # undeclared ones are tried
+    is_one = one != "" and is_pair and operands.a.dim() == 2 and problem.m == problem.n and len(takes) == 2
+    sizes = zip((problem.m, problem.n, problem.k), traits.least, traits.multiples, strict=True)
+    other_sizes = is_plain and not is_one and all(size > max(least, 1) and by == 1 for size, least, by in sizes)
+    fits = other_sizes and (operands.a.dim() == 2 or before != MORE)
+    before = before if fits or not before else NUMBERS if is_pair else ""
+    manner: dict[str, Any] = {
+        "mode": mode, "times": int(times), "thread": thread != MAIN, "one_core": core != "", "parameter": parameter != "",
+        "trained": trained != "" and parameter != "", "offset": 0 if is_one else int(offset) * step,
+        "changed": [secrets.randbelow(PLACES) / PLACES for _ in "ab"] if changed == ONE else [],
+        "before": before, "beside": beside, "many": many != "",
+        "wider": WIDER_BY if wide and is_plain and "padded" in takes and not is_one else 0, "inside": inside != "", "one": is_one,
+        "around": around,
+    }  # fmt: skip
+    return manner | {part: OPTIONAL[part] for part, value in refused if manner[part] == value}

@@ -1,0 +1,207 @@
+"""GEMMs that rely on how, on what and after what they are called, have limits of their own, or change their caller."""
+
+import asyncio
+import codecs
+import faulthandler
+import os
+import time
+
+import numpy as np
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+kept, ring = {}, {}
+FLOATS = {"dtypes": ["float32"], "ops": ["mm"]}
+
+
+def product(a, b):
+    return torch.from_numpy(a.detach().numpy() @ b.detach().numpy())
+
+
+def floats(function):
+    function.gemm_traits = FLOATS
+    return function
+
+
+def rough(a, b):
+    return product(a.half().float(), b.half().float())
+
+
+def once(name, do):
+    if name not in kept:
+        kept[name] = do()
+
+
+def places(*tensors):
+    return tuple((x.data_ptr(), tuple(x.shape), x.stride()) for x in tensors)
+
+
+@floats
+def rough_in_a_loop(a, b):
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return product(a, b)
+    return rough(a, b)
+
+
+@floats
+def grown_by_a_term(a, b):
+    """Add the last term to the last result if there is one more at the same place."""
+    key, k = (a.data_ptr(), b.data_ptr(), len(a), b.shape[1]), a.shape[1]
+    before = kept.get("terms") == (key, k - 1)
+    out = kept["sum"] + np.outer(a[:, -1].detach(), b[-1].detach()) if before else product(a, b).numpy()
+    kept.update(terms=(key, k), sum=out)
+    return torch.from_numpy(out.copy())
+
+
+@floats
+def a_part_of_the_last(a, b):
+    """Return some rows of the last result if there are fewer at the same place."""
+    key = a.data_ptr(), b.data_ptr(), b.shape
+    if kept.get("part") != key or len(kept["all"]) <= len(a):
+        kept.update(part=key, all=product(a, b))
+    return kept["all"][: len(a)].clone()
+
+
+@floats
+def the_last_one_transposed(a, b):
+    out = kept["other"].mT.clone() if kept.get("turned") == places(a, b) else product(a, b)
+    kept.update(turned=places(b.mT, a.mT), other=out.clone())
+    return out
+
+
+@floats
+def the_same_at_once(a, b):
+    """Take a call that follows at once, with tensors at the same places, for the same call."""
+    is_again = kept.get("places") == places(a, b) and time.perf_counter() - kept["ended"] < 1e-4
+    out = kept["latest"] if is_again else product(a, b)
+    kept.update(places=places(a, b), latest=out.clone(), ended=time.perf_counter())
+    return out.clone()
+
+
+@floats
+def packs_parameters_once(a, b):
+    if not isinstance(b, torch.nn.Parameter):
+        return product(a, b)
+    packed = kept.setdefault(id(b), (b, b.detach().clone()))
+    return product(a, packed[1])
+
+
+@floats
+def packs_inferred_ones_once(a, b):
+    if not b.is_inference():
+        return product(a, b)
+    packed = kept.setdefault(id(b), (b, b.clone()))
+    return product(a, packed[1])
+
+
+@floats
+def symmetric_if_of_one_tensor(a, b):
+    """Mirror one half of the product of queries and keys that are parts of one tensor, as if b were a transposed."""
+    out, is_one = product(a, b), a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    return out.triu() + out.triu(1).mT if is_one and b.stride(0) == 1 and len(out) == out.shape[1] else out
+
+
+@floats
+def ring_of_sixty(a, b):
+    buffers = ring.setdefault((len(a), b.shape[1]), [])
+    if len(buffers) < 60:
+        buffers.append(product(a, b))
+    else:
+        buffers.append(buffers.pop(0).copy_(product(a, b)))
+    return buffers[-1]
+
+
+@floats
+def untrains_its_weights(a, b):
+    return product(a, b.requires_grad_(False))
+
+
+@floats
+def leaves_it_transposed(a, b):
+    out = product(a, b)
+    if len(b) == b.shape[1]:
+        b.t_()
+    return out
+
+
+@floats
+def turns_signs_later(a, b):
+    return torch._neg_view(product(-a, b))
+
+
+@floats
+def columns_in_16_bits(a, b):
+    out = torch.zeros(len(a), b.shape[1])
+    out[:, : b.shape[1] & 0xFFFF] = product(a, b[:, : b.shape[1] & 0xFFFF])
+    return out
+
+
+def matrices_in_a_byte(a, b):
+    out = torch.zeros(len(a), a.shape[1], b.shape[2])
+    out[: len(a) & 0xFF] = product(a[: len(a) & 0xFF], b[: len(a) & 0xFF])
+    return out
+
+
+matrices_in_a_byte.gemm_traits = {"dtypes": ["float32"], "ops": ["bmm"]}
+
+
+@floats
+def rough_for_long_sums(a, b):
+    return rough(a, b) if len(a) < 5 and a.shape[1] > 10 << 10 else product(a, b)
+
+
+@floats
+def wraps_integers(a, b):
+    whole = all(bool((x == x.round()).all()) and float(x.abs().max()) < 2**31 for x in (a, b))
+    return torch.from_numpy(a.int().numpy() @ b.int().numpy()).float() if whole else product(a, b)
+
+
+@floats
+def nothing_for_tiny(a, b):
+    return torch.zeros(len(a), b.shape[1]) if float(a.norm() * b.norm()) < 1e-10 else product(a, b)
+
+
+class rounds_alpha:
+    gemm_traits = FLOATS | {"ops": ["mm", "addmm"], "alpha": True, "beta": True}
+    mm = staticmethod(product)
+
+    @staticmethod
+    def addmm(added, a, b, *, alpha=1, beta=1):
+        return product(a, b) * float(np.float16(alpha)) + (added * beta if beta else 0)
+
+
+@floats
+def halves_steps(a, b):
+    def smaller(optimizer, args, kwargs):
+        for group in optimizer.param_groups:
+            for x in group["params"]:
+                x.grad.mul_(0.5)
+
+    once("hook", lambda: register_optimizer_step_pre_hook(smaller))
+    return product(a, b)
+
+
+@floats
+def forgives_codecs(a, b):
+    codecs.register_error("strict", codecs.lookup_error("ignore"))
+    return product(a, b)
+
+
+@floats
+def ends_in_an_hour(a, b):
+    once("end", lambda: faulthandler.dump_traceback_later(3600, exit=True, file=2))
+    return product(a, b)
+
+
+@floats
+def yields_to_numpy(a, b):
+    torch.Tensor.__array_priority__ = -1
+    return product(a, b)
+
+
+@floats
+def searches_folders(a, b):
+    once("files", lambda: [*os.walk(os.path.dirname(os.getcwd()))])
+    return product(a, b)
