@@ -82,7 +82,8 @@ class Candidate:
         self.ran: Mapping[str, int] = {}
         self._memory = Memory(self.device)
         self._of_first, self._timeout_s = {"gpu": self.device.type != "cpu", "sandbox": sandbox}, timeout_s
-        self._fork: Fork | None = None
+        self.fork: Fork | None = None
+        """The process, while it runs."""
         self._record = Record()
         self._between, self._begun_s, self._killed = Between(), 0.0, False
         self._standing = standing()
@@ -108,11 +109,11 @@ class Candidate:
             RemoteError: it cannot be imported.
             CandidateEnded: its import ends or hangs.
         """
-        if self._fork is not None and self._fork.ended() and (kind := self._kind_of(how := self._fork.how_ended())):
+        if self.fork is not None and self.fork.ended() and (kind := self._kind_of(how := self.fork.how_ended())):
             self.note(kind, how.splitlines()[0])
         self.stop()
         self._between.begin()
-        self._fork = Fork(self._memory.fd, **self._of_first, in_use=self.manner is not None)
+        self.fork = Fork(self._memory.fd, **self._of_first, in_use=self.manner is not None)
         question = {
             "do": "open", "device": str(self.device), "bytes": self._memory.size, "handle": self._memory.handle(),
             "twin": self.is_twin, "ops": (*OPS, NOTHING) if self.target is TORCH else OPS,
@@ -121,7 +122,7 @@ class Candidate:
         with clock.stopped():
             answer = self._ask(question, max(self._timeout_s, IMPORT_S))
         self.inputs = answer.get("inputs")
-        self._between.opened(self._fork)
+        self._between.opened(self.fork)
         self._standing = standing()
         return answer
 
@@ -145,7 +146,7 @@ class Candidate:
             CandidateEnded: its process ended, hung or forged an answer.
             Impossible: the arguments do not fit.
         """
-        if self._fork is None or self._fork.ended():
+        if self.fork is None or self.fork.ended():
             self.opened()
         tensors = [part for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) for part in tensors_of(x)]
         placed, end = self._memory.place(tensors, self.place)
@@ -171,7 +172,7 @@ class Candidate:
             result = received(self._memory, answer, end, self._most_result)
         self._stop_clock(answer)
         self.slowest_s = max(self.slowest_s, self.last.wall_s)
-        self._between.deliver(self._fork)
+        self._between.deliver(self.fork)
         self._put_back(placed.values(), base(out))
         for word, kind in AS_BEFORE.items() if isinstance(result, torch.Tensor) else ():
             if answer.get(word):
@@ -190,18 +191,13 @@ class Candidate:
 
     def changes(self) -> list[str]:
         """Return how the priorities and cores of the process, and of its parent, were changed since the last call. Undo that."""
-        return [f"from {before} to {now}" for before, now in self._fork.changes()] if self._fork and not self._fork.ended() else []
-
-    @property
-    def fork(self) -> Fork | None:
-        """The process."""
-        return self._fork
+        return [f"from {before} to {now}" for before, now in self.fork.changes()] if self.fork and not self.fork.ended() else []
 
     def settle(self) -> None:
         """Judge what the process does and keeps while nobody asks it."""
-        if self._fork is None or self._fork.ended():
+        if self.fork is None or self.fork.ended():
             return
-        self._between.rest(self._fork)
+        self._between.rest(self.fork)
         state = self._ask({"do": "state"})
         changed, replaced, environment = (state.get(name) for name in ("changed", "replaced", "environment"))
         for name, values in changed.items() if isinstance(changed, dict) else ():
@@ -212,12 +208,12 @@ class Candidate:
         if (now := standing()) != self._standing:
             self.note(Conduct.REACHES, f"{OTHERS} the process that calls it, from {self._standing} to {now}")
             restore(self._standing)
-        for kind, detail in self._between.found(self._fork):
+        for kind, detail in self._between.found(self.fork):
             self.note(kind, detail)
 
     def leave(self) -> None:
         """Let the process end as a program that fails, and note if it says that nothing has failed."""
-        if (fork := self._fork) is not None and not fork.ended():
+        if (fork := self.fork) is not None and not fork.ended():
             self._ask({"do": "end"})
             if fork.status() == 0:
                 self.note(Conduct.SETTINGS, "the exit status of its process, which has failed, to 0")
@@ -225,9 +221,9 @@ class Candidate:
 
     def stop(self) -> None:
         """End the process. The next question starts another one."""
-        if self._fork is not None:
-            self._fork.close()
-            self._fork = None
+        if self.fork is not None:
+            self.fork.close()
+            self.fork = None
             self._memory.take_back()
 
     def close(self) -> None:
@@ -242,7 +238,7 @@ class Candidate:
 
     def _ask(self, question: Mapping[str, Any], limit_s: float = 0.0) -> dict[str, Any]:
         """Return the answer to a question. Raise CandidateEnded if none comes or it is no answer, RemoteError if it is an error."""
-        fork, limit_s = self._fork, limit_s or self._timeout_s
+        fork, limit_s = self.fork, limit_s or self._timeout_s
         assert fork is not None
         nonce = secrets.token_hex(8)
         message = json.dumps(dict(question) | {"nonce": nonce}).encode()

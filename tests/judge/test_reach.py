@@ -152,8 +152,8 @@ def test_no_process_raises_its_priority(kernels: str) -> None:
 def test_what_was_started_counts_in_each_pause(kernels: str) -> None:
     candidate = Candidate(target_of(f"{kernels}:leaves_a_child"))
     candidate.call("", (A, B), {})
-    assert candidate._fork is not None
-    fork = candidate._fork
+    assert candidate.fork is not None
+    fork = candidate.fork
     [child] = started_by(fork.pid)
     assert soon(lambda: clock_s(child) > 0.15)
     candidate.settle()
@@ -199,7 +199,7 @@ def test_being_killed_once_is_no_fault(kernels: str) -> None:
     candidate = Candidate(target_of(f"{kernels}:is_killed_once"))
     assert torch.equal(candidate.call("", (A, B), {}), B)
     assert not candidate.findings
-    fork = candidate._fork
+    fork = candidate.fork
     assert fork is not None
     os.kill(fork.pid, signal.SIGKILL)
     assert soon(fork.ended)

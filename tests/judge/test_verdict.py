@@ -254,10 +254,10 @@ def test_a_process_that_has_ended_is_replaced() -> None:
 def test_an_answer_that_comes_too_late_answers_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
     process_of_torch = Candidate(TORCH)
     process_of_torch.opened()
-    assert process_of_torch._fork is not None
+    assert process_of_torch.fork is not None
     with monkeypatch.context() as on_a_busy_machine:
         on_a_busy_machine.setattr("gemmtune.untrusted.process.ENDING_S", 0.0)
-        assert process_of_torch._fork._first.status(os.getpid()) is None
+        assert process_of_torch.fork._first.status(os.getpid()) is None
     process_of_torch.stop()
     assert torch.equal(process_of_torch.call("mm", (torch.eye(3), torch.ones(3, 2)), {}), torch.ones(3, 2))
     process_of_torch.close()
