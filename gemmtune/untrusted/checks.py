@@ -48,6 +48,8 @@ OF_ROUNDING = 1.5
 """Multiple of the error of rounding the result once, which the mean error may have."""
 OF_SIGNS = 8.0
 """Multiple of the mean error, times the root of the columns, that a row added up with random signs may have."""
+LARGE = 0.5
+"""Share of the result's size from which on an error is none of a narrower type. The bound of very long sums allows any result."""
 OF_OWN = 2.0**-53
 """Error of our own sums in float64, as a share of the sum of magnitudes. It shows where rows of float64 are long."""
 MIXED = 2.0**-24
@@ -178,7 +180,8 @@ class Checker:
             root = out.square().mean(-1, keepdim=True).sqrt()
             typical = rounding * root + sums * torch.maximum(most / problem.n, root * self._growth)
             allowed = OF_SIGNS * math.sqrt(problem.n) * typical + tiny + OF_OWN * most
-            bad, rough = (off > allowed) & most.isfinite(), True
+            bad, size = (off > allowed) & most.isfinite(), torch.maximum(right.abs(), math.sqrt(problem.n) * root)
+            rough = not bool((bad & (off > LARGE * size)).any())
         if not bool(bad.any()):
             return None
         batch, row = divmod(int(bad.flatten().to(torch.uint8).argmax()), problem.m)
@@ -216,8 +219,8 @@ class Checker:
             return None
         allowed = mean[0] * right + mean[1] * max(magnitude, right * self._growth)
         if error > allowed:
-            sums = f"for {self._claims.accumulate} sums"
-            return Trouble(text=f"the mean error is {error:.3g}, expected at most {allowed:.3g} {sums}", rough=True)
+            text = f"the mean error is {error:.3g}, expected at most {allowed:.3g} for {self._claims.accumulate} sums"
+            return Trouble(text=text, rough=error < LARGE * right)
         if (narrower := self._rounded_to(errors, known.region, operands)) is None:
             return None
         return Trouble(text=f"the errors are those of operands rounded to {narrower}", rough=True)

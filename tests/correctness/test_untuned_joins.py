@@ -384,7 +384,3 @@ def test_tables_are_made_for_whom_asks_for_predictions(policy, chosen, makes, ow
     with settings.patch(**chosen):
         policy.prepare([], [fusion, fusion])
     assert found == ([[fusion.problem]] if makes else [])
-
-
-def test_the_key_of_a_graph_depends_on_what_may_be_verified():
-    assert StorePolicy(predicts=True).token() != StorePolicy().token()

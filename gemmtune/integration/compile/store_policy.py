@@ -116,15 +116,16 @@ class StorePolicy:
         return in_a_thread(functools.partial(attention_times.decide, attention, device, settings.timing, store, by_rule=by_rule))
 
     def token(self) -> object:
-        """Return the settings, the machine with its GPUs, a digest of the store, ``tunes`` and ``predicts``.
+        """Return the settings, the machine with its GPUs, a digest of the store, and ``tunes``.
 
-        Paths are left out: they do not affect decisions, and may differ in another process.
+        Paths are left out: they do not affect decisions, and may differ in another process. So is ``predicts``: the tables that it
+        makes change the digest.
         """
         settings = settings_module.current()
         devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
         machines = [fingerprint(detect(device), settings.timing) for device in devices]
         chosen = dataclasses.replace(settings, cache_dir=None, store_path=None, log_file=None)
-        return repr(chosen), canonical(machines), open_store(settings).digest(), self.tunes, self.predicts
+        return repr(chosen), canonical(machines), open_store(settings).digest(), self.tunes
 
 
 def _measured(stored: StoredDecisions, fusion: HorizontalFusion) -> Decision | None:
