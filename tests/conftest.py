@@ -218,6 +218,23 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.fixture
+def gpus_elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let default tables of GPUs that are not here be made by shipped data: nothing is compiled or run."""
+    from gemmtune.selector import defaults, predictor, shipped
+
+    monkeypatch.setattr(defaults.Compilation, "add", lambda *_: None)
+    monkeypatch.setattr("gemmtune.selector.ranges.uncompiled", lambda *_: {})
+    monkeypatch.setattr("gemmtune.selector.ranges.failures_of", lambda *_: {})
+    known = predictor.shipped_predictor()
+    assert known is not None
+    machine = known.origin["machines"][0]
+    monkeypatch.setattr(shipped, "fingerprint", lambda device, _: {**machine, "device": device.name})
+    shipped.shipped_for.cache_clear()
+    yield
+    shipped.shipped_for.cache_clear()
+
+
 @pytest.fixture(scope="session")
 def interpreted() -> Iterator[Run]:
     """Yield ``interpreted(function, *args, **kwargs)``: it calls an importable function in a process with Triton's interpreter."""

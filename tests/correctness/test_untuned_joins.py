@@ -30,7 +30,7 @@ from gemmtune.integration.compile.store_policy import StorePolicy
 from gemmtune.integration.compile.stored_decisions import StoredDecisions
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import row_classes
-from gemmtune.selector import defaults, predictor, shipped
+from gemmtune.selector import defaults
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.segments import DEFAULT, TABLE
 from gemmtune.store.key import fingerprint_text
@@ -251,16 +251,9 @@ class Elsewhere:
 
 
 @pytest.fixture
-def elsewhere(own_store, monkeypatch):
-    monkeypatch.setattr(defaults.Compilation, "add", lambda *_: None)
-    monkeypatch.setattr("gemmtune.selector.ranges.uncompiled", lambda *_: {})
-    monkeypatch.setattr("gemmtune.selector.ranges.failures_of", lambda *_: {})
-    machine = predictor.shipped_predictor().origin["machines"][0]
-    monkeypatch.setattr(shipped, "fingerprint", lambda device, _: {**machine, "device": device.name})
-    shipped.shipped_for.cache_clear()
+def elsewhere(own_store, gpus_elsewhere):
     with settings.patch(backends=("aten", "triton", "cuda"), rows="shared"):
         yield Elsewhere()
-    shipped.shipped_for.cache_clear()
 
 
 ESTIMATES = {

@@ -43,19 +43,12 @@ def few_bits(m: int = 16, n: int = 4096, k: int = 4096, encoding: str = "int4") 
 
 
 @pytest.fixture
-def made_for(monkeypatch):
+def made_for(gpus_elsewhere):
     """Return the default tables for weights on a GPU, of which nothing is compiled or run."""
-    monkeypatch.setattr(defaults.Compilation, "add", lambda *_: None)
-    monkeypatch.setattr("gemmtune.selector.ranges.uncompiled", lambda *_: {})
-    monkeypatch.setattr("gemmtune.selector.ranges.failures_of", lambda *_: {})
-    machine = predictor.shipped_predictor().origin["machines"][0]
-    monkeypatch.setattr(shipped, "fingerprint", lambda device, _: {**machine, "device": device.name})
-    shipped.shipped_for.cache_clear()
-    yield lambda problems, device: {
+    return lambda problems, device: {
         x.work.rows_class.problem.op: (x, x.table())
         for x in defaults.defaults_for([row_classes(p)[0] for p in problems], device, GPU_BACKENDS, Progress())
     }
-    shipped.shipped_for.cache_clear()
 
 
 def test_trees_are_sums_of_the_leaves_that_comparisons_reach():

@@ -196,23 +196,20 @@ def in_manner(
     """
     if manner is None:
         return function
-    parameter, offset, wider = torch.nn.Parameter, manner["offset"], manner["wider"]
-    changes = [*[manner["changed"]] * (manner["times"] - 1), None]
+    parameter = functools.partial(torch.nn.Parameter, requires_grad=manner["trained"])
+    as_weight, offset, wider = parameter if manner["parameter"] else lambda x: x, manner["offset"], manner["wider"]
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
     threads, set_threads = torch.get_num_threads, torch.set_num_threads
     cores, set_cores = os.sched_getaffinity, os.sched_setaffinity
-    around, in_mode = AROUND[manner["around"]], MODES[manner["mode"]]
+    around, in_mode, changes = AROUND[manner["around"]], MODES[manner["mode"]], [*[manner["changed"]] * (manner["times"] - 1), None]
 
-    def called(*args: Any, **kwargs: Any) -> Any:
-        first, *others = args
-        beside = [[copied(x, offset, (), wider) for x in args] for _ in range(manner["beside"])]
+    def called(first: Any, /, *others: Any, **kwargs: Any) -> Any:
+        beside = [[copied(x, offset, (), wider) for x in (first, *others)] for _ in range(manner["beside"])]
         spare = first.shape[-1] if manner["before"] == "a row more" else 0
 
         def weights() -> list[list[Any]]:
             given = [[copied(x, offset, changed, wider) for x in others] for changed in changes]
-            if manner["parameter"]:
-                return [[*own[:-1], parameter(own[-1], requires_grad=manner["trained"])] for own in given]
-            return given
+            return [[*own[:-1], *map(as_weight, own[-1:])] for own in given]
 
         def work() -> Any:
             one = {min(cores(0))} if manner["one_core"] else None
