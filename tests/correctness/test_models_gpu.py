@@ -188,7 +188,9 @@ def test_layers_of_one_input_are_one_product_without_inputs(kind, mode, rows):
 
 def test_moves_leave_half_of_the_free_memory(monkeypatch, caplog):
     """Nothing moves where memory is short. Afterwards the old weights' memory is free for other programs."""
-    model = nn.ModuleList([Heads(4096, (4096, 4096, 4096)).to("cuda", BF16) for _ in range(4)])
+    model = nn.ModuleList([Heads(4096, (4096, 4096, 4096)) for _ in range(4)])
+    for layer in reversed(list(model.modules())):  # in the other order the allocator may lay them out as one group already
+        layer.to("cuda", BF16)
     torch.cuda.empty_cache()
     reserved, before = torch.cuda.memory_reserved(), places(model)
     groups = alike_siblings(model)
