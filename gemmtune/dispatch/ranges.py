@@ -19,7 +19,7 @@ from ..problem.rows import Relaid, RowClass, row_classes
 from ..selector.candidates import candidates_for, choice_of, timings_of
 from ..selector.offers import enabled_backends
 from ..selector.ranges import kind_of
-from ..selector.segments import DEFAULT, Segment, Table, extended
+from ..selector.segments import DEFAULT, FOR_GRAPHS, Segment, Table, extended
 from ..selector.stored_tables import stored_table
 from ..settings import Settings, Timing
 from ..store.key import fingerprint_text
@@ -210,7 +210,8 @@ def _made(rows_class: RowClass, device: DeviceInfo, settings: Settings) -> Range
         found = ((timing, stored_table(rows_class, fingerprint_text(device, timing), store, kind)) for timing in timings)
         return next(((timing, table) for timing, table in found if table is not None), None)
 
-    measured, rule = stored(kind_of(settings)), None if settings.batch_invariant else stored(DEFAULT)
+    measured = stored(kind_of(settings))
+    rule = None if settings.batch_invariant else stored(DEFAULT) or stored(FOR_GRAPHS)
     made = _joined(measured, rule, rows_class, device, settings, store)
     if measured is None or made is None or made.table is None or not (name := made.outdated(device, settings)):
         return made

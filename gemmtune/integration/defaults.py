@@ -21,6 +21,7 @@ from ..selector.precompile import prepare_compiling
 from ..selector.predicted import MOST_KERNELS
 from ..selector.progress import Progress, notify, progress_for
 from ..selector.remote import prepare_measuring
+from ..selector.segments import DEFAULT, FOR_GRAPHS
 from ..settings import Settings
 from ..store.store import open_store
 from ..workers.worker import NoWorkerError
@@ -46,7 +47,7 @@ def verify_defaults(model: nn.Module, *, progress: bool) -> None:
         make_defaults(device, classes, progress_for() if progress else Progress())
 
 
-def make_defaults(device: DeviceInfo, classes: Sequence[RowClass], shown: Progress) -> None:
+def make_defaults(device: DeviceInfo, classes: Sequence[RowClass], shown: Progress, kind: str = DEFAULT) -> None:
     """Make the default tables of classes on a device, and store them. Torch runs a class whose table cannot be made."""
     current = settings.current()
     # Processes import their modules while choices are listed, and this one imports Inductor while they compile.
@@ -59,7 +60,7 @@ def make_defaults(device: DeviceInfo, classes: Sequence[RowClass], shown: Progre
             for number, default in enumerate(found, 1):
                 default.work.settings = chosen = in_models(current, device)
                 try:
-                    default.stored(open_store(chosen))
+                    default.stored(open_store(chosen), kind)
                 except (NoValidChoicesError, NoWorkerError) as error:
                     log.warning("torch runs %s where it is not tuned: %s", default.work.rows_class, error)
                 shown.stage(STAGE, number, len(classes))
@@ -92,7 +93,7 @@ def _has_defaults(layer: nn.Module) -> bool:
 
 
 def make_missing(device: DeviceInfo, problems: Iterable[Problem]) -> None:
-    """Make the default tables of problems that have no table, once in a process. Where it fails, there is none."""
+    """Make the default tables of joined products that have no table, once in a process. Where it fails, there is none."""
     current, wanted = settings.current(), dict[RowClass, None]()
     for rows_class in (x for problem in problems for x in row_classes(problem)[:1]):
         attempt = (rows_class, device, current.token)
@@ -102,7 +103,7 @@ def make_missing(device: DeviceInfo, problems: Iterable[Problem]) -> None:
     if wanted:
         notify(f"verifying likely choices for {', '.join(map(str, wanted))}: once, later processes reuse the tables")
         try:
-            make_defaults(device, list(wanted), Progress())
+            make_defaults(device, list(wanted), Progress(), FOR_GRAPHS)
         except ShortMemoryError as error:
             log.warning("products of one input are not joined: %s", error)
 

@@ -138,12 +138,12 @@ class Default:
         few = {min(m, PROVED_ROWS) for m in rows}
         return tuple(sorted(m for m in few if self.work.rows_class.has(m)))
 
-    def stored(self, store: Store, *, torch_alone: bool = False, disturbed: str = "") -> Table | None:
+    def stored(self, store: Store, kind: str = DEFAULT, *, torch_alone: bool = False, disturbed: str = "") -> Table | None:
         """Make the table and store it. It serves until one is measured. Raises what ``table`` does."""
         table, work = self.table(torch_alone=torch_alone), self.work
         if table is not None:
             table = dataclasses.replace(table, disturbed=disturbed)
-            store.put_ranged(Ranged(key=work.rows_class.key, fingerprint=work.fingerprint, kind=DEFAULT, value=table.to_json()))
+            store.put_ranged(Ranged(key=work.rows_class.key, fingerprint=work.fingerprint, kind=kind, value=table.to_json()))
         return table
 
 
@@ -166,12 +166,12 @@ class Timed:
             self._found.update(contenders_of(self.work))
         return self._found
 
-    def stored(self, store: Store) -> Table | None:
+    def stored(self, store: Store, kind: str = DEFAULT) -> Table | None:
         """Time the choices and store the table, also of torch alone. None without choices or time. Raises what ``table`` does."""
         if time.monotonic() > self.ends() or not any(choice.compiled for choice in self.kernels()):
             return None
         orders, disturbed = timed_orders(self.work, self._contenders)
-        return Default(self.work, TIMED, orders).stored(store, torch_alone=True, disturbed=disturbed)
+        return Default(self.work, TIMED, orders).stored(store, kind, torch_alone=True, disturbed=disturbed)
 
 
 def origin_for(rows_class: RowClass, device: DeviceInfo) -> str:

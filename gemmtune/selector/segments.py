@@ -21,8 +21,9 @@ _ROWS = ("checked", "kernels")
 TABLE = "segments"
 INVARIANT = "invariant"
 DEFAULT = "default"
+FOR_GRAPHS = Ranged.FOR_GRAPHS
 """Kinds of records: the fastest choice of each interval, the fastest of one reduction class (the bits of a row do not depend on its
-batch), and choices that were verified without a tuning."""
+batch), and choices that were verified without a tuning: for weights, and for products that only a compiled graph has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,11 @@ from ..store.store import Ranged, Store
 from .candidates import choice_of, timings_of
 from .offers import widest_offers_for
 from .reduction_classes import class_of
-from .segments import DEFAULT, INVARIANT, TABLE, Segment, Table
+from .segments import DEFAULT, FOR_GRAPHS, INVARIANT, TABLE, Segment, Table
 
 log = logging.getLogger("gemmtune")
 
-KINDS = (TABLE, INVARIANT, DEFAULT)
+KINDS = (TABLE, INVARIANT, DEFAULT, FOR_GRAPHS)
 """Kinds of stored facts that are tables."""
 FOLLOWING = ("a", "inp", "out", "scale_a")
 """Operands of a product that have rows of the batch."""

@@ -232,12 +232,12 @@ class Database:
                     yield fact if key is None else replace(fact, key=key)
 
     def checksums(self) -> list[str]:
-        """Return the checksums of all measurements and records for all M, sorted within each table."""
-        tables = ("measurements", *(("ranged",) if self._has_ranged else ()))
+        """Return the checksums of measurements, and of records for all M except ``Ranged.FOR_GRAPHS``, sorted within each table."""
+        records = (("ranged WHERE kind != ?", (Ranged.FOR_GRAPHS,)),) if self._has_ranged else ()
         return [
             str(checksum)
-            for table in tables
-            for (checksum,) in self.connection().execute(f"SELECT checksum FROM {table} ORDER BY checksum")
+            for table, values in (("measurements", ()), *records)
+            for (checksum,) in self.connection().execute(f"SELECT checksum FROM {table} ORDER BY checksum", values)
         ]
 
     def write(self, rows: Iterable[Row], limits: Iterable[Limit] = (), ranged: Iterable[Ranged] = ()) -> None:

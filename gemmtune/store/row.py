@@ -188,6 +188,8 @@ class Ranged(Record):
 
     COLUMNS = ("kind", "value", "measured_at")
     JSON = "value"
+    FOR_GRAPHS = "default_for_graphs"
+    """The kind of records that the compilation of a graph makes for itself: the store's digest leaves them out."""
     key: str
     fingerprint: str
     kind: str

@@ -186,6 +186,23 @@ def test_layers_of_one_input_are_one_product_without_inputs(kind, mode, rows):
         gemmtune.restore(model)
 
 
+@pytest.mark.slow
+def test_graphs_with_joined_layers_are_found_by_the_next_program():
+    """The compilation of a graph stores tables for its joined layers, and these do not change the key of the graph."""
+    model, x = Heads(4096, (4096, 1024, 1024)).to("cuda", BF16), torch.randn(1, 4096, device="cuda", dtype=BF16)
+    gemmtune.quantize_(model, "int8")
+    found = []
+    with torch.no_grad(), settings.patch(backends=("aten", "triton", "cuda"), rows="shared"), fresh_cache():
+        gemmtune.optimize(model, progress=False)
+        for _ in range(2):
+            torch._dynamo.reset()
+            before = counters["inductor"]["fxgraph_cache_hit"]
+            torch.testing.assert_close(torch.compile(model)(x), model(x), rtol=5e-2, atol=5e-2)
+            found.append(counters["inductor"]["fxgraph_cache_hit"] - before)
+        gemmtune.restore(model)
+    assert found == [0, 1]
+
+
 def test_moves_leave_half_of_the_free_memory(monkeypatch, caplog):
     """Nothing moves where memory is short. Afterwards the old weights' memory is free for other programs."""
     model = nn.ModuleList([Heads(4096, (4096, 4096, 4096)) for _ in range(4)])

@@ -315,9 +315,9 @@ def test_compiled_layers_are_joined_and_verified_without_inputs(on_a_cpu, monkey
     """Only the joined product gets a table, once. A measured decision comes first."""
     tables, make = list[list[int]](), made_by.make_defaults
 
-    def counted(device: DeviceInfo, classes: list[Any], shown: Progress) -> None:
+    def counted(device: DeviceInfo, classes: list[Any], *more: Any) -> None:
         tables.append([x.problem.n for x in classes])
-        make(device, classes, shown)
+        make(device, classes, *more)
 
     monkeypatch.setattr(made_by, "make_defaults", counted)
     model = gemmtune.quantize_(heads(), "int8")
@@ -333,7 +333,9 @@ def test_compiled_layers_are_joined_and_verified_without_inputs(on_a_cpu, monkey
         return [(d.taken, "by rule for few rows, not measured" in d.reason) for d in on_a_cpu]
 
     assert {taken for taken, _ in run(StorePolicy())} == {""}, "nothing is verified unless optimize installed the pass"
+    token = StorePolicy().token()
     assert run(StorePolicy(predicts=True)) == [("joined", True)] * 3
+    assert StorePolicy(predicts=True).token() == token, "the next process finds the graph under the key of this one"
     assert "joined to 128 columns, cpp:" in str(on_a_cpu[0])
     assert run(StorePolicy(predicts=True)) == run(StorePolicy()) == [("joined", True)] * 3
     assert run(StorePolicy(predicts=True), rows=40) == [("", False)] * 3, "no estimate for many rows"

@@ -118,8 +118,8 @@ class StorePolicy:
     def token(self) -> object:
         """Return the settings, the machine with its GPUs, a digest of the store, and ``tunes``.
 
-        Paths are left out: they do not affect decisions, and may differ in another process. So is ``predicts``: the tables that it
-        makes change the digest.
+        Paths are left out: they do not affect decisions, and may differ in another process. So is ``predicts``: a program without
+        it takes the graphs of one that predicts.
         """
         settings = settings_module.current()
         devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
