@@ -20,7 +20,8 @@ from ..workers.worker import NoWorkerError, Worker
 NAME = "gemmtune_native"
 SOURCES = ("key.h", "result.h", "memory.h", "launch.h", "driver.h", "library.h", "table.h", "layer.h", "parse.h", "module.cpp")
 HERE = Path(__file__).parent
-FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,--no-as-needed")
+FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,--no-as-needed", "-DAT_PER_OPERATOR_HEADERS")
+"""With the last one torch's headers declare no operators but those that are asked for, which takes a fifth less time."""
 LIBRARIES = ("torch_python", "torch_cpu", "c10")
 """Libraries that torch has already loaded. The linker needs them, so that the loader finds their symbols."""
 TIMEOUT_S = 3600.0
