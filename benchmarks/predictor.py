@@ -25,6 +25,7 @@ from typing import Any
 
 import click
 import numpy as np
+from data_files import packed_predictor, packed_times
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from gemmtune.device import DeviceInfo, preset
@@ -32,12 +33,13 @@ from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Problem
 from gemmtune.selector.defaults import LARGE, RULE
 from gemmtune.selector.features import Described, Matrix, features, floor_us, group_of, kernel_of, kind_of, why_unknown
-from gemmtune.selector.predictor import NEAR, STEPS_PER_OCTAVE, Forest, Portfolio, packed, shipped_predictor, size_of
-from gemmtune.selector.shipped import HASH_DIGITS, ShippedTime, file_of, weight_of
-from gemmtune.selector.shipped import packed as packed_times
+from gemmtune.selector.predictor import NEAR, STEPS_PER_OCTAVE, Forest, Portfolio, shipped_predictor, size_of
+from gemmtune.selector.shipped import ShippedTime, file_of, weight_of
 from gemmtune.store.store import Row, Store
 from gemmtune.version import __version__
 
+HASH_DIGITS = 16
+"""First digits of a choice's hash that a file keeps."""
 FOLDS = (("llama",), ("qwen",), ("gemma",), ("phi", "granite", "olmo"))
 """Beginnings of the families that are left out together."""
 MEMBERS, TREES, DEPTH, RATE, SHRINKAGE = 3, 200, 5, 0.15, 0.25
@@ -395,7 +397,7 @@ def main(
         Path(report).write_text(json.dumps({"origin": origin, "kinds": kinds, "rows": rows, "records": records}, indent=1) + "\n")
     if out:
         by_kind = {kind: [x for x in problems if x.weight[0] == kind] for kind in sorted({x.weight[0] for x in problems})}
-        data = packed(fitted(problems), {kind: portfolio(known) for kind, known in by_kind.items()}, origin)
+        data = packed_predictor(fitted(problems), {kind: portfolio(known) for kind, known in by_kind.items()}, origin)
         Path(out).write_bytes(data)
         click.echo(f"{out}: {len(data)} bytes, octaves within {NEAR}")
 

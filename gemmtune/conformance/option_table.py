@@ -31,19 +31,14 @@ class Option:
         return self.kind in ("many", "words")
 
     @property
-    def word(self) -> str:
-        """Spelling of the option without leading dashes."""
-        return self.spelled or self.name
-
-    @property
     def spelling(self) -> str:
         """Spelling of the option on gemmtune's command line."""
-        return "--" + self.word.replace("_", "-")
+        return "--" + (self.spelled or self.name).replace("_", "-")
 
     @property
     def pytest_spelling(self) -> str:
         """Spelling of the option on pytest's command line."""
-        return self.spelling if self.shared else "--gemm-" + self.word.replace("_", "-")
+        return self.spelling if self.shared else "--gemm-" + self.spelling.removeprefix("--")
 
 
 def _option(text: str, *, kind: str = "text", default: Any = None, **more: Any) -> Any:

@@ -149,7 +149,6 @@ _ROWS = (
 OPERATIONS: dict[Op, Operation] = {row.name: row for row in _ROWS}
 """Every operation of a Problem, by name."""
 
-OPS = tuple(OPERATIONS)
 QUANTIZED_OPS = tuple(row.name for row in _ROWS if row.quantized and not row.grouped)
 """Operations of one product in which an operand has 8 bits or fewer."""
 SPARSE_OPS = tuple(row.name for row in _ROWS if row.sparse)

@@ -29,6 +29,7 @@ from .ranges import proved
 from .segments import DEFAULT, Segment, Table, merged
 from .shipped import shipped_for
 from .timed import BUDGET_S, contenders_of, is_timed, largest_first, timed_orders
+from .timed import ROWS as TIMED_ROWS
 
 FEW_ROWS = ("cuda:skinny", "triton:mixed_words")
 SOME_ROWS = ("cuda:wgmma", "triton:mixed_words")
@@ -147,24 +148,21 @@ class Default:
         return table
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Timed:
     """Default table of one class that is not timed yet. No timing begins after ``ends`` of ``time.monotonic``."""
 
     work: Work
     ends: Callable[[], float]
-    _found: dict[int, Sequence[Choice]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def kernels(self) -> list[Choice]:
         """Return the choices that need kernels."""
         return [choice for found in self._contenders.values() for choice in found[1:]]
 
-    @property
+    @functools.cached_property
     def _contenders(self) -> Mapping[int, Sequence[Choice]]:
         """The choices that compete at each M. Listing them takes some ten milliseconds."""
-        if not self._found:
-            self._found.update(contenders_of(self.work))
-        return self._found
+        return {m: contenders_of(self.work, m) for m in TIMED_ROWS if self.work.rows_class.has(m)}
 
     def stored(self, store: Store, kind: str = DEFAULT) -> Table | None:
         """Time the choices and store the table, also of torch alone. None without choices or time. Raises what ``table`` does."""

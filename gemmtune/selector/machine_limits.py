@@ -1,6 +1,5 @@
 """Limits of the machine in the store: their measurement, marks of a busy machine, and times that they rule out."""
 
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -13,8 +12,6 @@ from ..timing.limits import SURE, Limits, limit_names
 from ..timing.neighbours import Watch
 from .progress import Progress
 from .remote import AnySession, open_session
-
-log = logging.getLogger("gemmtune")
 
 LIMITS = "quiet limits"
 """Timing mode in the fingerprint under which the store keeps the limits of a machine."""

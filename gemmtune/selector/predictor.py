@@ -172,32 +172,6 @@ class Predictor:
         return found
 
 
-def packed(forests: Mapping[str, Forest], portfolios: Mapping[str, Portfolio], origin: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a file with a predictor."""
-    points = [np.round(x * STEPS_PER_OCTAVE).astype(np.uint16) for p in portfolios.values() for x in p.measured.values()]
-    meta = {
-        "version": VERSION,
-        "features": NAMES,
-        "origin": dict(origin),
-        "groups": list(forests),
-        "portfolios": {
-            kind: {"names": p.names, "counts": {x: len(y) for x, y in p.measured.items()}, "margin": p.margin, "spreads": p.spreads}
-            for kind, p in portfolios.items()
-        },
-    }
-    file = io.BytesIO()
-    np.savez_compressed(
-        file,
-        meta=np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8),
-        feature=np.stack([x.feature for x in forests.values()]),
-        threshold=np.stack([x.threshold for x in forests.values()]),
-        value=np.stack([x.value for x in forests.values()]).astype(np.float16),
-        start=np.stack([x.start for x in forests.values()]),
-        points=np.concatenate(points) if points else np.zeros((0, 3), np.uint16),
-    )
-    return file.getvalue()
-
-
 def unpacked(data: bytes) -> Predictor:
     """Return the predictor of a file. Raises ValueError if the bytes are no such file, or one of another version."""
     if not data.startswith(b"PK"):

@@ -260,11 +260,6 @@ def _table(work: Work) -> Table:
     return proved(work, lambda: legal_segments(work, segments_by_time(work)))
 
 
-def _checked(work: Work) -> Callable[[Segment, random.Random], tuple[int, ...]]:
-    """Return the function that draws the Ms at which the choice of a segment is verified."""
-    return lambda x, generator: rows_to_check(x, work.rows_class, tile_rows(work.choices[x.name]), generator)
-
-
 def proved(
     work: Work,
     intervals: Callable[[], Sequence[Segment]],
@@ -275,7 +270,7 @@ def proved(
 
     ``part`` is the class with fewer columns in whose place the choices are verified.
     """
-    rows_of = rows_of or _checked(work)
+    rows_of = rows_of or (lambda x, generator: rows_to_check(x, work.rows_class, tile_rows(work.choices[x.name]), generator))
     while True:
         segments = [with_kernels(work, x) for x in intervals()]
         if not segments:

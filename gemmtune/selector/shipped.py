@@ -1,9 +1,7 @@
 """Measurements that the package ships: the fastest choices of weights of public models, by GPU. Files are read on demand."""
 
 import functools
-import gzip
 import hashlib
-import json
 import logging
 import re
 import zlib
@@ -28,7 +26,6 @@ MOST_BYTES = 2**24
 """Largest text of a file."""
 SAME = ("device", "arch", "sm_count", "triton", "torch", "cuda", "cublas", "method")
 """Fields of the fingerprint that must be equal on this machine. Another driver or timing mode keeps the order of choices."""
-HASH_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +77,6 @@ def weight_of(problem: Problem) -> str:
 def file_of(device_name: str) -> Path:
     """Return the path of the file for a GPU."""
     return FOLDER / f"{re.sub(r'[^a-z0-9]+', '-', device_name.lower())}.json.gz"
-
-
-def packed(machine: Mapping[str, str], versions: Mapping[str, str], times: Times) -> bytes:
-    """Return the bytes of a file. Equal measurements give equal bytes."""
-    weights = {
-        weight: {str(m): [[x.name, x.content_hash, x.time_us, x.baseline] for x in found] for m, found in sorted(by_m.items())}
-        for weight, by_m in sorted(times.items())
-    }
-    data = {"format": FORMAT, "version": VERSION, "machine": dict(machine), "versions": dict(versions), "weights": weights}
-    return gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0)
 
 
 def unpacked(data: bytes) -> Shipped:

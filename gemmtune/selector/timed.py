@@ -51,12 +51,7 @@ def largest_first(classes: Iterable[RowClass]) -> list[RowClass]:
     return sorted((x for x in classes if is_timed(x.problem)), key=lambda x: -x.problem.n * x.problem.k)
 
 
-def contenders_of(work: Work) -> dict[int, list[Choice]]:
-    """Return the choices that compete at each M: see ``_contenders``."""
-    return {m: _contenders(work, m) for m in ROWS if work.rows_class.has(m)}
-
-
-def _contenders(work: Work, m: int) -> list[Choice]:
+def contenders_of(work: Work, m: int) -> list[Choice]:
     """Return torch's operation and the first choice of each of two modes of one compiled kernel. Empty without any of these."""
     problem = work.rows_class.at(m)
     offered, baseline = offered_by("cpp", work, problem), baseline_of(work, problem)
@@ -71,7 +66,8 @@ def _contenders(work: Work, m: int) -> list[Choice]:
 
 def timed_orders(work: Work, contenders: Mapping[int, Sequence[Choice]]) -> tuple[Orders, str]:
     """Return the names for each interval, timed here, and how other work disturbed the timing (empty: it did not)."""
-    part = _part_of(work.rows_class, work.device)
+    columns = max(NUMBERS // work.rows_class.problem.k, COLUMNS_OF_A_THREAD * max(work.device.threads, 1))
+    part = narrow(work.rows_class, columns)  # what is timed
     orders, disturbed, mode, gain = Orders(), "", "", 0.0
     with open_session(part.at(max(contenders)), work.device, work.settings) as session:
         for m, (baseline, *others) in contenders.items():
@@ -103,8 +99,3 @@ def gain_over(torchs: Ranked, ours: Ranked) -> float | None:
     if gain < LEAST_GAIN:
         return 0.0
     return gain if torchs.margin_us + ours.margin_us < torchs.time_us - ours.time_us else None
-
-
-def _part_of(rows_class: RowClass, device: DeviceInfo) -> RowClass:
-    """Return the class with the columns that are timed."""
-    return narrow(rows_class, max(NUMBERS // rows_class.problem.k, COLUMNS_OF_A_THREAD * max(device.threads, 1)))

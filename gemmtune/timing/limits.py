@@ -14,11 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-import jinja2
 import torch
 
 from ..backends.cpp.compiler import find_compiler, why_no_compiler
@@ -31,6 +29,7 @@ from ..problem.dtypes import FLOAT8, FLOAT8_FNUZ, dtype_name, parse_dtype
 from ..problem.flags import precision_scope
 from ..settings import current
 from ..toolchain.made_once import compile_text, made_once, opened
+from ..toolchain.render import template
 from .contenders import timing_event
 from .rotation import cache_bytes, leaves_caches
 
@@ -252,9 +251,8 @@ def _in_threads(run: ctypes._NamedFuncPointer, iterations: int, count: int) -> f
 
 def _compiled(device: DeviceInfo, kind: str) -> Path:
     """Return the loop as a shared library, compiled if it is missing."""
-    text = resources.files(__package__).joinpath("fma.cpp.jinja").read_text(encoding="utf-8")
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
-    source = environment.from_string(text).render(type=kind, vector_bytes=VECTOR_BYTES.get(device.arch, 16), chains=CHAINS)
+    values = {"type": kind, "vector_bytes": VECTOR_BYTES.get(device.arch, 16), "chains": CHAINS}
+    source = template(__package__, "fma.cpp.jinja").render(values)
     digest = hashlib.blake2b(f"{source}{FLAGS}{device.name}{device.isa}".encode(), digest_size=16).hexdigest()
     name = f"fma-{digest}"
 

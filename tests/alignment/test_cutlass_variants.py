@@ -25,7 +25,7 @@ STREAM_K = dataclasses.replace(OPERATION, scheduler="StreamK")
 
 
 def grid(rows: int, cols: int, steps: int = 64, batch: int = 1, cluster: tuple[int, int] = (1, 1)) -> Grid:
-    return Grid(rows=rows, cols=cols, batch=batch, steps=steps, multiprocessors=132, cluster=cluster)
+    return Grid(rows=rows, cols=cols, batch=batch, steps=steps, multiprocessors=132, tile=(128, 128), cluster=cluster)
 
 
 def orders(of: Grid) -> list[str]:

@@ -22,7 +22,7 @@ from gemmtune.errors import StoreError
 from gemmtune.problem.dtypes import DTYPES, FLOAT8, FLOAT8_FNUZ, dtype_info, dtype_name
 from gemmtune.problem.fused import NAMES
 from gemmtune.problem.grouped_compositions import GATES
-from gemmtune.problem.operations import OPS
+from gemmtune.problem.operations import OPERATIONS
 from gemmtune.selector.table import DEFAULT_ROWS
 from gemmtune.store.store import Store, open_store
 
@@ -102,8 +102,8 @@ def test_quiet_silences_warnings_and_the_log(capsys, own_store, monkeypatch, lev
 
 def test_option_words_match_the_package():
     assert tuple(PRESETS) == words.ARCHITECTURES
-    assert [op for op in words.OPS if op != "int_mm_mul"] == list(OPS)
-    assert set(words.OPS) == {*OPS, *NAMES}
+    assert [op for op in words.OPS if op != "int_mm_mul"] == list(OPERATIONS)
+    assert set(words.OPS) == {*OPERATIONS, *NAMES}
     assert tuple(GATES) == words.GATES
     assert tuple(map(dtype_name, (torch.int8, torch.uint8, *FLOAT8))) == words.WEIGHT_DTYPES
     assert (*map(dtype_name, DTYPES), "tf32", "int8", *map(dtype_name, (*FLOAT8, *FLOAT8_FNUZ))) == words.DTYPES

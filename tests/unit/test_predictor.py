@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
+import importlib
 import itertools
 import json
 import logging
 import random
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,7 +80,7 @@ def test_trees_are_sums_of_the_leaves_that_comparisons_reach():
         dataclasses.replace(forest, value=forest.value[:, :, :7])
 
 
-def test_the_shipped_files_are_small_complete_and_name_their_versions():
+def test_the_shipped_files_are_small_complete_and_name_their_versions(monkeypatch):
     model = predictor.shipped_predictor()
     assert predictor.FILE.stat().st_size <= 2**20
     assert all(forest.columns <= len(NAMES) for forest in model.forests.values())
@@ -99,7 +101,9 @@ def test_the_shipped_files_are_small_complete_and_name_their_versions():
             for times in by_m.values():
                 assert sum(x.baseline for x in times) == 1
                 assert [x.time_us for x in times] == sorted(x.time_us for x in times)
-    again = predictor.unpacked(predictor.packed(model.forests, model.portfolios, model.origin))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    data_files = importlib.import_module("data_files")
+    again = predictor.unpacked(data_files.packed_predictor(model.forests, model.portfolios, model.origin))
     assert {kind: x.names for kind, x in again.portfolios.items()} == {kind: x.names for kind, x in model.portfolios.items()}
 
 

@@ -15,7 +15,7 @@ import torch
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Epilogue, Layout, Precision, Problem, precision_of
 from gemmtune.problem.dtypes import DTYPES, accumulator_dtype, dtype_info, dtype_name, parse_dtype
-from gemmtune.problem.operations import OPERATIONS, OPS
+from gemmtune.problem.operations import OPERATIONS
 from gemmtune.problem.problem import scalar_class
 from gemmtune.problem.trace import trace
 
@@ -35,7 +35,7 @@ def problem(
 BAD: dict[str, tuple[Callable[[], Problem], str]] = {
     "op": (
         lambda: problem(row(4, 5), row(5, 6), row(4, 6), "matmul"),
-        f"op: got 'matmul', expected one of {', '.join(OPS)}",
+        f"op: got 'matmul', expected one of {', '.join(OPERATIONS)}",
     ),
     "1-D a": (lambda: problem(row(5), row(5, 6), row(4, 6)), "mm: a must be a 2-D tensor, got shape [5]"),
     "3-D b": (lambda: problem(row(4, 5), row(1, 5, 6), row(4, 6)), "mm: b must be a 2-D tensor, got shape [1, 5, 6]"),
@@ -99,7 +99,7 @@ BAD: dict[str, tuple[Callable[[], Problem], str]] = {
 }
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("size", [-1, "4", True, 1.5])
 def test_every_constructor_names_an_illegal_size(op: str, size: Any) -> None:
     make, sizes = getattr(Problem, op), inspect.signature(getattr(Problem, op)).parameters
@@ -112,7 +112,7 @@ def test_every_constructor_names_an_illegal_size(op: str, size: Any) -> None:
 
 def test_every_constructor_has_the_same_default_numbers() -> None:
     defaults = {"alpha": 1, "beta": 1, "groups": 8}
-    for op in OPS:
+    for op in OPERATIONS:
         numbers = {name: x.default for name, x in inspect.signature(getattr(Problem, op)).parameters.items() if name in defaults}
         assert numbers == {name: defaults[name] for name in numbers}, op
 

@@ -68,17 +68,11 @@ AS_IT_IS = 1.02
 
 
 def estimate_us(operation: Operation, oriented: Oriented, problem: Problem, device: DeviceInfo) -> float:
-    m, n, k = oriented.sizes
-    tile_m, tile_n, tile_k = operation.tile
-    if operation.transposes:
-        tile_m, tile_n = tile_n, tile_m
-    cluster_m, cluster_n = operation.cluster[:2]
-    blocks = cluster_m * cluster_n
-    tiles = math.ceil(m / (tile_m * cluster_m)) * math.ceil(n / (tile_n * cluster_n)) * blocks * problem.batch
-    usable = max(device.sm_count // blocks * blocks, blocks)
-    compute, busy = _compute_us(operation, tiles, usable, math.ceil(k / tile_k), device)
+    grid = Grid.of(operation, oriented, problem.batch, device.sm_count)
+    compute, busy = _compute_us(operation, grid, device)
+    (tile_m, tile_n), (cluster_m, cluster_n) = grid.tile, grid.cluster
     a_bytes, b_bytes = (bytes_of(x) for x in (operation.a, operation.b))
-    traffic = tiles * k * (a_bytes * tile_m / cluster_n + b_bytes * tile_n / cluster_m)
+    traffic = grid.tiles * oriented.sizes[2] * (a_bytes * tile_m / cluster_n + b_bytes * tile_n / cluster_m)
     l2_us = traffic / (_of(L2_GBPS_PER_SM, device.capability) * device.sm_count * 1e3)
     gbps = min(_of(DRAM_GBPS, device.capability), DRAM_GBPS_PER_SM * busy)
     dram_us = problem.bytes / (gbps * 1e3)
@@ -86,7 +80,7 @@ def estimate_us(operation: Operation, oriented: Oriented, problem: Problem, devi
     return time_us if oriented.swap_ab else time_us * AS_IT_IS
 
 
-def _compute_us(operation: Operation, tiles: int, usable: int, steps: int, device: DeviceInfo) -> tuple[float, int]:
+def _compute_us(operation: Operation, grid: Grid, device: DeviceInfo) -> tuple[float, int]:
     """Return the time on the multiprocessors, without launch and memory, and the number of busy multiprocessors."""
     tile_m, tile_n, tile_k = operation.tile
     area = tile_m * tile_n / 128**2
@@ -102,18 +96,18 @@ def _compute_us(operation: Operation, tiles: int, usable: int, steps: int, devic
     step_us = math.pow((products_us + converts_us) ** 4 + waits_us**4, 0.25) + STEP_US
     if "CpAsync" in operation.kernel_schedule:
         step_us *= CP_ASYNC
-    waves = math.ceil(tiles / usable)
+    waves = math.ceil(grid.tiles / grid.at_once)
     stored_us = EPILOGUE_US * area
     hidden = HIDDEN if "Pingpong" in operation.kernel_schedule else 1.0
-    whole = waves * steps * step_us + stored_us * (1 + hidden * (waves - 1))
-    tail = tiles % usable
+    whole = waves * grid.steps * step_us + stored_us * (1 + hidden * (waves - 1))
+    tail = grid.tiles % grid.at_once
     if operation.stream_k and tail:
-        parts = min(usable / tail, MOST_PARTS)
-        divided = tiles / usable * steps * step_us + stored_us * waves + STREAM_K_US + PART_US * area * parts
+        parts = min(grid.at_once / tail, MOST_PARTS)
+        divided = grid.tiles / grid.at_once * grid.steps * step_us + stored_us * waves + STREAM_K_US + PART_US * area * parts
         divided = max(divided, STREAM_K_US + PART_US * area + LEAST_PART_STEPS * step_us)
         if divided < whole:
-            return divided, usable
-    return whole, min(tiles, usable)
+            return divided, grid.at_once
+    return whole, min(grid.tiles, grid.at_once)
 
 
 def _of(table: dict[int, float], capability: int) -> float:

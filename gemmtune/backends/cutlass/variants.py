@@ -52,6 +52,7 @@ class Grid:
     batch: int
     steps: int
     multiprocessors: int
+    tile: tuple[int, int]
     cluster: tuple[int, int]
 
     @classmethod
@@ -67,6 +68,7 @@ class Grid:
             batch=batch,
             steps=math.ceil(k / tile_k),
             multiprocessors=multiprocessors,
+            tile=(tile_m, tile_n),
             cluster=(cluster_m, cluster_n),
         )
 

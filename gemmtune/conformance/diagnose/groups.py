@@ -23,7 +23,6 @@ from .signs import TILES, first_sign, last_sign, lines_in_words, place
 
 Whole = Callable[[Problem, Expectation], Approximate | None]
 """Function that returns all elements of an expectation for a problem, or None if only samples are known."""
-Pieces = Sequence[tuple[int, int]]
 Named = tuple[str, tuple[str, ...]]
 """Diagnosis, and other bugs that would give the result."""
 OfOne = Callable[[Evidence], Named]
