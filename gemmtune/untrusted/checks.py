@@ -24,13 +24,15 @@ from ..problem import Layout, Problem
 from ..problem.dtypes import dtype_info
 from .rounded import rounded_to
 from .turns import Turns
-from .variations import structure
+from .variations import impose, structure
 
 WHOLE_MACS = 2**18
 """Multiplications up to which all of a result is compared with a reference."""
 ROWS = 6
 SURELY = 2
 """Operands of a problem, counted from 1, that are special: of some sizes few are drawn."""
+FIRST = ("digits", "", "")
+"""Structure of the first operands: a GEMM may test itself with these, and trust the result for all others."""
 SCALARS = (0.25, 4.0)
 """Range of alpha and beta."""
 UNWRITTEN = -1
@@ -79,6 +81,8 @@ class Checker:
         self._extra = self._probes.extra()
         self._judge = Judge(problem, claims, self._extra)
         self._random, self._drawn = random.Random(seed), 0
+        squares = {"a": self._probes.free_a and problem.m == problem.k, "b": self._probes.free_b and problem.k == problem.n}
+        self._identity, self._identities = "", iter([name for name, is_square in squares.items() if is_square])
         self.turns = turns or Turns(self._random)
         self._generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -88,7 +92,10 @@ class Checker:
         plain = not (problem.scales or problem.encoding or problem.widens_b or problem.sparsity is not None)
         if plain and not any(overlapping(Layout.of(x)) for x in (operands.a, operands.b)):
             self._drawn += 1
-            structure(operands.a, operands.b, self._random, self.turns, is_special=self._drawn == SURELY)
+            if self._drawn == 1 and self.turns.next(FIRST) == "digits":
+                impose("digits", operands.a, operands.b, self._random)
+            else:
+                structure(operands.a, operands.b, self._random, self.turns, is_special=self._drawn == SURELY)
         return self.given(operands)
 
     def given(self, operands: Operands) -> Operands:
@@ -117,9 +124,12 @@ class Checker:
         special = not self._claims.skips_zeros
         if self._claims.input_mode == "ieee" and not self.problem.widens_b:
             if probes.free_a:
-                makers.append(lambda: probes.rows_of_b(probes.random().right, special=special))
+                makers.append(lambda: probes.rows_of_b(probes.random().right, special=special, in_turn=self._identity == "a"))
             if probes.free_b:
-                makers.append(lambda: probes.cols_of_a(probes.random().left, special=special))
+                makers.append(lambda: probes.cols_of_a(probes.random().left, special=special, in_turn=self._identity == "b"))
+            self._identity = next(self._identities, "")
+            if self._identity:
+                return OneHotExpectation.of(makers[-2 if self._identity == "a" and probes.free_b else -1]())
         return OneHotExpectation.of(self._random.choice(makers)()) if makers else None
 
     def trouble(self, result: object, operands: Operands, expectation: Expectation | None = None) -> Trouble | None:
