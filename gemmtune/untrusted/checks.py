@@ -24,14 +24,14 @@ from ..problem import Layout, Problem
 from ..problem.dtypes import dtype_info
 from .rounded import rounded_to
 from .turns import Turns
-from .variations import impose, structure
+from .variations import structure
 
 WHOLE_MACS = 2**18
 """Multiplications up to which all of a result is compared with a reference."""
 ROWS = 6
 SURELY = 2
 """Operands of a problem, counted from 1, that are special: of some sizes few are drawn."""
-FIRST = ("digits", "", "")
+FIRST = ("whole", "", "")
 """Structure of the first operands: a GEMM may test itself with these, and trust the result for all others."""
 SCALARS = (0.25, 4.0)
 """Range of alpha and beta."""
@@ -88,15 +88,25 @@ class Checker:
 
     def fresh(self) -> Operands:
         """Draw operands of random numbers, of which some have the structure that operands in use have."""
-        operands, problem = self._scaled(self._probes.random()), self.problem
-        plain = not (problem.scales or problem.encoding or problem.widens_b or problem.sparsity is not None)
-        if plain and not any(overlapping(Layout.of(x)) for x in (operands.a, operands.b)):
+        operands = self._scaled(self._probes.random())
+        if self._is_free(operands):
             self._drawn += 1
-            if self._drawn == 1 and self.turns.next(FIRST) == "digits":
-                impose("digits", operands.a, operands.b, self._random)
-            else:
-                structure(operands.a, operands.b, self._random, self.turns, is_special=self._drawn == SURELY)
+            structure(operands.a, operands.b, self._random, self.turns, is_special=self._drawn == SURELY)
         return self.given(operands)
+
+    def first(self) -> Operands:
+        """Draw the first operands of a shape, which are small integers for some."""
+        operands = self.fresh()
+        if self.turns.next(FIRST) and self._is_free(operands) and operands.a.is_floating_point() and operands.a.element_size() > 1:
+            for x in (operands.a, operands.b):
+                x.round_()
+        return operands
+
+    def _is_free(self, operands: Operands) -> bool:
+        """Return True if each number of a and b may be another one."""
+        problem = self.problem
+        plain = not (problem.scales or problem.encoding or problem.widens_b or problem.sparsity is not None)
+        return plain and not any(overlapping(Layout.of(x)) for x in (operands.a, operands.b))
 
     def given(self, operands: Operands) -> Operands:
         """Return operands with those of the epilogue, which are the same in every call."""

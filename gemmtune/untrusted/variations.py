@@ -20,12 +20,11 @@ STRUCTURES = (
 """Kinds of structure. Numbers of one sign are what benchmarks have, and near rows show in wide sums alone: they come more often.
 
 far: a is tiny and b huge, or the reverse. tiny: both are. whole: both are large integers, whose products no integer of four bytes
-holds. near: b is small, as a layer's weights are. positive: from 0 to 1. outliers: some columns
-of a are large, as in activations. padded: the end of K is 0 in a. repeated: rows of a begin as others do. decaying: columns of a
-get smaller and smaller along K, or in any order. uneven: each row of a, column of b and matrix has another size. opposed: columns
-of a are the larger, the smaller rows of b are. attention: rows of a add up to 1. int4, int8: columns of b are multiples of a scale,
-as of quantized weights. digits: both are small integers, by which a GEMM may test itself. crowded: rows of a, and columns of b,
-are one of a few, and each of their numbers is a little off.
+holds. near: b is small, as a layer's weights are. positive: from 0 to 1. outliers: some columns of a are large, as in activations.
+padded: the end of K is 0 in a. repeated: rows of a begin as others do. decaying: columns of a get smaller and smaller along K, or
+in any order. uneven: each row of a, column of b and matrix has another size. opposed: columns of a are the larger, the smaller rows
+of b are. attention: rows of a add up to 1. int4, int8: columns of b are multiples of a scale, as of quantized weights. crowded:
+rows of a, and columns of b, are one of a few, and each of their numbers is a little off.
 """
 FAR, NEAR = 40, -5
 """Powers of two: one that numbers of 16 bits, and sums of such parts, do not hold, and one of the size of a layer's weights."""
@@ -174,9 +173,6 @@ def impose(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> N
         case "int4" | "int8" if wide:
             scale = b.double().abs().amax(-2, keepdim=True).clamp(min=2.0**-FAR) / LEVELS[kind]
             b.copy_((b.double() / scale).round() * scale)
-        case "digits":
-            for x in (a, b):
-                x.round_()
         case "crowded" if a.dtype.itemsize > 2:
             draw = torch.Generator(device=a.device).manual_seed(rng.getrandbits(60))
             for x in (a, b.mT):
