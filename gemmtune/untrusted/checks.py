@@ -52,7 +52,7 @@ OF_SIGNS = 8.0
 """Multiple of the mean error, times the root of the columns, that a row added up with random signs may have."""
 LARGE = 0.5
 """Share of the result's size from which on an error is none of a narrower type. The bound of very long sums allows any result."""
-OF_OWN = 2.0**-53
+OF_OWN = 2.0**-51
 """Error of our own sums in float64, as a share of the sum of magnitudes. It shows where rows of float64 are long."""
 MIXED = 2.0**-24
 """Least sum of magnitudes, relative to that of the largest numbers. Strassen's wider sums have errors where it is less."""
