@@ -34,6 +34,8 @@ LARGE_MACS, LARGE_CALLS = 2**26, 3
 """Size and number of the calls with each operation, and each dtype, of which no shape is timed."""
 LAYOUTS = (("row", "row"), ("row", "col"), ("col", "row"), ("col", "col"))
 """Layouts of a and b. The small shapes have the first ones, the others have all in turn."""
+LINE = 65, 400
+"""Sizes beside a single row or column, which lies in a wider matrix."""
 EACH_KIND = 1 + len(KINDS)
 """Number of calls that have each kind of operands."""
 GPU_MACS = 2**36
@@ -184,6 +186,10 @@ def _extreme(subject: Subject, of_op: Mapping[str, Sequence[str]], rng: random.R
         if op := batched if batch > 1 else flat or batched:
             case = _case(subject, op, rng.choice(of_op[op] or ["float32"]))
             yield legal(case.changed(m=m, n=n, k=k, batch=batch if case.batched else 1), subject)
+    if flat and "padded" in (subject.traits.layouts or ("padded",)):  # it may refuse it
+        case = _case(subject, flat, (*of_op[flat], "float32")[0]).changed(a="row+8", b="row+8")
+        long = rng.randint(*LINE)
+        yield from (legal(case.changed(m=m, n=n, k=rng.randint(*LINE)), subject) for m, n in ((long, 1), (1, long)))
 
 
 def _untimed(
@@ -226,7 +232,8 @@ def _drawn(trial: Trial, subject: Subject, case: Case, macs: int, *, square: boo
     while math.prod(sides) > macs:
         sides[rng.randrange(3)] //= 2
     sides = sizes.with_tails(sides, trial.turns)
-    return legal(case.changed(m=sides[0], n=sides[0 if square else 1], k=sides[0 if square else 2]), subject)
+    bias = "m1" if square and "m1" in traits.bias else case.bias  # a bias of a row would fit there, too
+    return legal(case.changed(m=sides[0], n=sides[0 if square else 1], k=sides[0 if square else 2], bias=bias), subject)
 
 
 def legal(case: Case, subject: Subject) -> Case:

@@ -95,13 +95,14 @@ def usual(macs: int, rng: random.Random) -> Iterator[tuple[int, int, int]]:
 def extreme(macs: int, rng: random.Random) -> Iterator[tuple[int, int, int, int]]:
     """Yield batches with sizes of which one is far larger than the others, in an order that is drawn.
 
-    A side may have more elements than 16 bits count, and a batch more matrices than a byte. Decoding has long sums, and a router of
-    experts few columns.
+    A side, or a batch, may have more elements than 16 bits count, or a result more than a float32. Decoding has long sums, and a
+    router of experts few columns.
     """
     few, more, long = rng.randint(1, 4), rng.randint(5, 12), rng.randint(2**16 + 1, 2**16 + 2**12)
     sides = [(1, few, 8 * more, 64 * rng.randint(160, 448)), (1, 64 * rng.randint(80, 256), few, 24 * more)]
     sides += [(1, *x) for x in ((long, few, more), (few, long, more), (few, more, long))]
-    sides += [(rng.randint(2**8 + 1, 2**11), few, more, 2 * few)]
+    sides += [(rng.randint(2**8 + 1, 2**11), few, more, 2 * few), (long, few, few + 1, 2)]
+    sides += [(1, wide := rng.randint(2**12 + 1, 2**12 + 2**6), wide, 2)]
     for batch, m, n, k in rng.sample(sides, len(sides)):
         if _fits(m, n, k, macs):
             yield batch, m, n, k

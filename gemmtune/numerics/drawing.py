@@ -55,8 +55,10 @@ class Drawing:
             return torch.ones(size, dtype=self.work_b, device=self.device)
         return self.signs(size, self.work_b)
 
-    def indices(self, size: tuple[int, int], low: int, high: int) -> torch.Tensor:
-        """Draw indices with ``low`` as the first and ``high − 1`` as the last of each batch."""
+    def indices(self, size: tuple[int, int], low: int, high: int, *, in_turn: bool = False) -> torch.Tensor:
+        """Draw indices with ``low`` as the first and ``high − 1`` as the last of each batch, or return each one ``in_turn``."""
+        if in_turn:
+            return torch.arange(size[1], device=self.device).remainder(high - low).add(low).expand(size).clone()
         index = torch.randint(low, high, size, generator=self.generator, device=self.device)
         index[:, 0] = low
         index[:, -1] = high - 1

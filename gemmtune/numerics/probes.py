@@ -156,16 +156,19 @@ class Probes:
         factor = draw.undone(scaling, factor.to(draw.work_a)[which] * signs, index)
         return OneHotProbe(name="P4 width", operands=draw.scaled_operands(a, b, scaling), row_factor=factor, row_index=index)
 
-    def rows_of_b(self, b: torch.Tensor, *, special: bool = True, few_lines: bool = False, scaled: bool = False) -> OneHotProbe:
+    def rows_of_b(
+        self, b: torch.Tensor, *, special: bool = True, few_lines: bool = False, scaled: bool = False, in_turn: bool = False
+    ) -> OneHotProbe:
         """Return a probe with one-hot rows of a over the given b. Needs ``free_a``.
 
         ``special`` replaces some of the ones, and some numbers of b, by a NaN and an infinity if the dtypes have them.
-        ``few_lines`` puts them in a column of b only, even if there are few columns. ``scaled`` leaves them out and uses
+        ``few_lines`` puts them in a column of b only, even if there are few columns. So does ``in_turn``, by which a is an identity
+        if it is square. ``scaled`` leaves them out and uses
         scales and zero points of any value. Such a result is not exact: a single product has one rounding for each operation
         (``accumulation_bound`` with ``terms=1``).
         """
-        draw, special = self._draw, special and not scaled
-        index = draw.indices(draw.size_a[:2], 0, self.problem.k)
+        draw, special, few_lines = self._draw, special and not scaled, few_lines or in_turn
+        index = draw.indices(draw.size_a[:2], 0, self.problem.k, in_turn=in_turn)
         factor = self._factors(index.shape, self.problem.a.dtype, special=special and not few_lines)
         a = draw.placed_a(self._one_hot(draw.size_a, index, factor))
         planted = self._places(-1, few_lines=few_lines) if special and self.free_b else []
@@ -174,11 +177,11 @@ class Probes:
         name = "P6 scales" if scaled else "P2 one-hot a"
         return OneHotProbe(name=name, operands=made, row_factor=factor, row_index=index, planted_cols=tuple(planted))
 
-    def cols_of_a(self, a: torch.Tensor, *, special: bool = True, few_lines: bool = False) -> OneHotProbe:
+    def cols_of_a(self, a: torch.Tensor, *, special: bool = True, few_lines: bool = False, in_turn: bool = False) -> OneHotProbe:
         """Return a probe with one-hot columns of b over the given a, like ``rows_of_b``. Needs ``free_b``."""
-        draw = self._draw
+        draw, few_lines = self._draw, few_lines or in_turn
         batch, k, n = draw.size_b
-        index = draw.indices((batch, n), 0, k)
+        index = draw.indices((batch, n), 0, k, in_turn=in_turn)
         if self.problem.widens_b and dtype_info(self.problem.b.dtype).is_integer:
             factor = draw.powers(index.shape)  # exact products
         else:

@@ -31,6 +31,8 @@ WHOLE_MACS = 2**18
 ROWS = 6
 SURELY = 2
 """Operands of a problem, counted from 1, that are special: of some sizes few are drawn."""
+FIRST = ("whole", "", "")
+"""Structure of the first operands: a GEMM may test itself with these, and trust the result for all others."""
 SCALARS = (0.25, 4.0)
 """Range of alpha and beta."""
 UNWRITTEN = -1
@@ -50,7 +52,7 @@ OF_SIGNS = 8.0
 """Multiple of the mean error, times the root of the columns, that a row added up with random signs may have."""
 LARGE = 0.5
 """Share of the result's size from which on an error is none of a narrower type. The bound of very long sums allows any result."""
-OF_OWN = 2.0**-53
+OF_OWN = 2.0**-51
 """Error of our own sums in float64, as a share of the sum of magnitudes. It shows where rows of float64 are long."""
 MIXED = 2.0**-24
 """Least sum of magnitudes, relative to that of the largest numbers. Strassen's wider sums have errors where it is less."""
@@ -79,17 +81,32 @@ class Checker:
         self._extra = self._probes.extra()
         self._judge = Judge(problem, claims, self._extra)
         self._random, self._drawn = random.Random(seed), 0
+        squares = {"a": self._probes.free_a and problem.m == problem.k, "b": self._probes.free_b and problem.k == problem.n}
+        self._identity, self._identities = "", iter([name for name, is_square in squares.items() if is_square])
         self.turns = turns or Turns(self._random)
         self._generator = torch.Generator(device=device).manual_seed(seed)
 
     def fresh(self) -> Operands:
         """Draw operands of random numbers, of which some have the structure that operands in use have."""
-        operands, problem = self._scaled(self._probes.random()), self.problem
-        plain = not (problem.scales or problem.encoding or problem.widens_b or problem.sparsity is not None)
-        if plain and not any(overlapping(Layout.of(x)) for x in (operands.a, operands.b)):
+        operands = self._scaled(self._probes.random())
+        if self._is_free(operands):
             self._drawn += 1
             structure(operands.a, operands.b, self._random, self.turns, is_special=self._drawn == SURELY)
         return self.given(operands)
+
+    def first(self) -> Operands:
+        """Draw the first operands of a shape, which are small integers for some."""
+        operands = self.fresh()
+        if self.turns.next(FIRST) and self._is_free(operands) and operands.a.is_floating_point() and operands.a.element_size() > 1:
+            for x in (operands.a, operands.b):
+                x.round_()
+        return operands
+
+    def _is_free(self, operands: Operands) -> bool:
+        """Return True if each number of a and b may be another one."""
+        problem = self.problem
+        plain = not (problem.scales or problem.encoding or problem.widens_b or problem.sparsity is not None)
+        return plain and not any(overlapping(Layout.of(x)) for x in (operands.a, operands.b))
 
     def given(self, operands: Operands) -> Operands:
         """Return operands with those of the epilogue, which are the same in every call."""
@@ -117,9 +134,12 @@ class Checker:
         special = not self._claims.skips_zeros
         if self._claims.input_mode == "ieee" and not self.problem.widens_b:
             if probes.free_a:
-                makers.append(lambda: probes.rows_of_b(probes.random().right, special=special))
+                makers.append(lambda: probes.rows_of_b(probes.random().right, special=special, in_turn=self._identity == "a"))
             if probes.free_b:
-                makers.append(lambda: probes.cols_of_a(probes.random().left, special=special))
+                makers.append(lambda: probes.cols_of_a(probes.random().left, special=special, in_turn=self._identity == "b"))
+            self._identity = next(self._identities, "")
+            if self._identity:
+                return OneHotExpectation.of(makers[-2 if self._identity == "a" and probes.free_b else -1]())
         return OneHotExpectation.of(self._random.choice(makers)()) if makers else None
 
     def trouble(self, result: object, operands: Operands, expectation: Expectation | None = None) -> Trouble | None:

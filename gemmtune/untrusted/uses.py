@@ -21,15 +21,16 @@ ONE, PLACES = "one number", 2**20
 CHANGED = (ONE, "order")
 """Words for what is changed for the calls before the last one, and number of places."""
 NUMBERS, MORE = "other numbers", "a row more"
-BEFORE = (NUMBERS, "a row less", "a column less", "a term less", MORE, "both swapped", NUMBERS, "")
-"""Words for a call in the same place before, with other numbers."""
+BEFORE = (NUMBERS, "a row less", "a column less", "a term less", "a NaN more", MORE, "both swapped", "a NaN more", NUMBERS, "")
+"""Words for a call before with other numbers, in the same place, or with NaN and more terms."""
 MANY, INSIDE, TRAINED, ONE_TENSOR = ("many", "", "", ""), ("inside", ""), ("trained", ""), ("one tensor", "")
-"""Words for many calls before, for weights that are made in the mode of torch, for trained ones, and for one tensor with both."""
+MAPPED = ("mapped", "", "", "")
+"""Words for many calls before, for weights that are made in the mode of torch, trained or not to be written, and for one tensor."""
 AROUND = ("event loop", "", "", "")
 """Words for what is around a call."""
 OPTIONAL: Mapping[str, object] = {"trained": False, "one": False, "wider": 0, "offset": 0, "around": ""}
 """Parts of a manner that a GEMM may refuse by an error, with the values without them."""
-WIDER, WIDER_BY = ("wider", "", ""), 3072
+WIDER = ("3072", "", "70144", "", "")
 """Words for operands that are columns of wider matrices, and how many elements of these are between their rows."""
 
 
@@ -42,7 +43,7 @@ def said(manner: Mapping[str, Any]) -> str:
         f"after a call with {manner['before']} in the same place": manner["before"],
         "after many calls": manner["many"], f"{manner['offset']} elements before each operand": manner["offset"],
         "parts of wider matrices": manner["wider"], "a and b are parts of one matrix": manner["one"],
-        f"{manner['around']} around it": manner["around"],
+        f"{manner['around']} around it": manner["around"], "b lies in memory that cannot be written": manner["mapped"],
         f"{manner['beside']} other threads that call it": manner["beside"],
     }  # fmt: skip
     return f"in a new process ({', '.join(one for one, holds in words.items() if holds)})"
@@ -54,7 +55,7 @@ def drawn(
     """Return a manner of calling that is next in turn, with so many threads ``beside``, and without what the GEMM has refused."""
     mode, times, thread, core, parameter, offset = map(turns.next, (MODES, TIMES, THREADS, CORES, PARAMETERS, OFFSETS))
     changed, before, wide, many = map(turns.next, (CHANGED, BEFORE, WIDER, MANY))
-    inside, trained, one, around = map(turns.next, (INSIDE, TRAINED, ONE_TENSOR, AROUND))
+    inside, trained, one, around, mapped = map(turns.next, (INSIDE, TRAINED, ONE_TENSOR, AROUND, MAPPED))
     step = max(traits.min_alignment // operands.a.element_size(), 1)
     is_pair = len(operands.tensors) == 2
     is_plain = is_pair and operands.a.is_contiguous()
@@ -63,13 +64,14 @@ def drawn(
     sizes = zip((problem.m, problem.n, problem.k), traits.least, traits.multiples, strict=True)
     other_sizes = is_plain and not is_one and all(size > max(least, 1) and by == 1 for size, least, by in sizes)
     fits = other_sizes and (operands.a.dim() == 2 or before != MORE)
-    before = before if fits or not before else NUMBERS if is_pair else ""
+    is_mapped = mapped != "" and is_plain and not is_one
+    before = "" if is_mapped else before if fits or not before else NUMBERS if is_pair else ""
     manner: dict[str, Any] = {
         "mode": mode, "times": int(times), "thread": thread != MAIN, "one_core": core != "", "parameter": parameter != "",
         "trained": trained != "" and parameter != "", "offset": 0 if is_one else int(offset) * step,
         "changed": [secrets.randbelow(PLACES) / PLACES for _ in "ab"] if changed == ONE else [],
         "before": before, "beside": beside, "many": many != "",
-        "wider": WIDER_BY if wide and is_plain and "padded" in takes and not is_one else 0, "inside": inside != "", "one": is_one,
-        "around": around,
+        "wider": int(wide) if wide and is_plain and "padded" in takes and not is_one else 0, "inside": inside != "", "one": is_one,
+        "around": around, "mapped": is_mapped,
     }  # fmt: skip
     return manner | {part: OPTIONAL[part] for part, value in refused if manner[part] == value}

@@ -14,16 +14,17 @@ from .turns import Turns
 SHARES = ("plain",) * 4 + ("special",) * 2 + ("structured",) * 4
 """Shares of operands without structure, of those with a special matrix, and of the others."""
 STRUCTURES = (
-    "far", "tiny", "whole", "near", "positive", "positive", "outliers", "padded", "repeated", "decaying", "uneven", "crowded",
-    "crowded",
+    "far", "tiny", "whole", "near", "positive", "positive", "outliers", "padded", "repeated", "decaying", "uneven", "opposed",
+    "attention", "int4", "int8", "crowded", "crowded",
 )  # fmt: skip
 """Kinds of structure. Numbers of one sign are what benchmarks have, and near rows show in wide sums alone: they come more often.
 
 far: a is tiny and b huge, or the reverse. tiny: both are. whole: both are large integers, whose products no integer of four bytes
-holds. near: b is small, as a layer's weights are. positive: from 0 to 1. outliers: some columns
-of a are large, as in activations. padded: the end of K is 0 in a. repeated: rows of a begin as others do. decaying: columns of a
-get smaller and smaller along K, or in any order. uneven: each row of a, column of b and matrix has another size. crowded: rows of
-a, and columns of b, are one of a few, and each of their numbers is a little off.
+holds. near: b is small, as a layer's weights are. positive: from 0 to 1. outliers: some columns of a are large, as in activations.
+padded: the end of K is 0 in a. repeated: rows of a begin as others do. decaying: columns of a get smaller and smaller along K, or
+in any order. uneven: each row of a, column of b and matrix has another size. opposed: columns of a are the larger, the smaller rows
+of b are. attention: rows of a add up to 1. int4, int8: columns of b are multiples of a scale, as of quantized weights. crowded:
+rows of a, and columns of b, are one of a few, and each of their numbers is a little off.
 """
 FAR, NEAR = 40, -5
 """Powers of two: one that numbers of 16 bits, and sums of such parts, do not hold, and one of the size of a layer's weights."""
@@ -33,6 +34,8 @@ DECAY, UNEVEN = 20, 12
 """Powers of two between the largest and the smallest columns of a, and between rows of a, columns of b or matrices."""
 CROWDS, OFF = 4, (9, 20)
 """Most rows that others are near to, and negative powers of two of how near. Such a matrix has nearly a low rank."""
+SHARP, LEVELS = 4.0, {"int4": 7, "int8": 127}
+"""Factor of the numbers of which a softmax makes probabilities, and the most multiples of a scale."""
 LEAST_SPECIAL = 8
 """Least side of a matrix that is special at its edges, as a look at samples shows."""
 SPECIALS = (
@@ -161,6 +164,15 @@ def impose(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> N
             for x, size in ((a, (*a.shape[:-1], 1)), (b, (*b.shape[:-2], 1, b.shape[-1]))):
                 powers = [rng.uniform(-UNEVEN, 0) for _ in range(math.prod(size))]
                 x.mul_(torch.tensor(powers, device=x.device).exp2().reshape(size).to(x.dtype))
+        case "opposed" if wide:
+            scales = torch.tensor([rng.uniform(-UNEVEN, UNEVEN) for _ in range(k)], device=a.device).exp2()
+            a.mul_(scales.to(a.dtype))
+            b.div_(scales.to(b.dtype).unsqueeze(-1))
+        case "attention" if wide:
+            a.copy_((a.double() * SHARP).softmax(-1))
+        case "int4" | "int8" if wide:
+            scale = b.double().abs().amax(-2, keepdim=True).clamp(min=2.0**-FAR) / LEVELS[kind]
+            b.copy_((b.double() / scale).round() * scale)
         case "crowded" if a.dtype.itemsize > 2:
             draw = torch.Generator(device=a.device).manual_seed(rng.getrandbits(60))
             for x in (a, b.mT):

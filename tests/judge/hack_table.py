@@ -232,7 +232,13 @@ SIZES = {
     "rough_with_a_bias": WRONG | {C.ROUGH},
     "rough_last_rows": WRONG | {C.ROUGH},
     "pruned_if_decoding": WRONG,
-}
+} | dict.fromkeys(
+    (
+        "index_in_a_float", "row_step_in_16_bits", "vector_without_a_step", "matrices_of_one_grid", "bias_of_any_shape",
+        "columns_if_diagonal", "relative_to_the_row", "likely_terms", "rounded_beside_quantized", "trusted_for_its_shape",
+    ),
+    WRONG | {C.ROUGH},
+)  # fmt: skip
 UNLIKE = {
     "rough_if_positive": WRONG | {C.ROUGH},
     "rough_if_padded": WRONG | {C.ROUGH},
@@ -291,16 +297,18 @@ TABLES = {
     "compiles_loosely": {C.SETTINGS},
     "rounds_long_doubles": {C.SETTINGS},
     "never_waits_for_input": {C.SETTINGS},
+    "silences_warnings": {C.SETTINGS},
 }
 CALLERS = dict.fromkeys(
     (
         "rough_in_a_loop", "grown_by_a_term", "a_part_of_the_last", "the_last_one_transposed",
         "the_same_at_once", "packs_parameters_once", "packs_inferred_ones_once", "symmetric_if_of_one_tensor", "columns_in_16_bits",
-        "matrices_in_a_byte", "rough_for_long_sums", "wraps_integers", "nothing_for_tiny", "rounds_alpha",
+        "matrices_in_a_byte", "rough_for_long_sums", "wraps_integers", "nothing_for_tiny", "rounds_alpha", "keeps_what_it_pads",
     ),
     WRONG | {C.ROUGH},
 ) | {
-    "ring_of_sixty": {C.AGAIN}, "untrains_its_weights": {C.INPUTS}, "leaves_it_transposed": {C.INPUTS},
+    "doubles_it_for_a_while": {C.CRASHED}, "ring_of_sixty": {C.AGAIN},
+    "untrains_its_weights": {C.INPUTS}, "leaves_it_transposed": {C.INPUTS},
     "turns_signs_later": {C.LAZY}, "halves_steps": {C.SETTINGS}, "forgives_codecs": {C.SETTINGS}, "ends_in_an_hour": {C.SETTINGS},
     "yields_to_numpy": {C.SETTINGS}, "searches_folders": {C.LOOKS},
 }  # fmt: skip
@@ -347,7 +355,8 @@ FORMS = (
 )  # fmt: skip
 """Names of the honest GEMMs of unusual form."""
 STATES = (
-    "refcounted_pool", "arena_of_workspaces", "pure_callback", "tuned_plan_on_disk", "scheduled", "threads_of_libgomp",
+    "refcounted_pool", "pool_by_holders_of_memory", "arena_of_workspaces", "pure_callback", "tuned_plan_on_disk", "scheduled",
+    "threads_of_libgomp",
     "mapped_table", "by_bfloat16_in_three", "strassen_of_two_levels", "result_in_strided_out", "returns_a_part_of_a_padded_buffer",
     "packed_by_hash", "a_timer_and_a_finalizer", "kahan_sums",
     "as_they_finish", "tuned_by_chance", "sums_as_torch_adds", "logs_its_crashes",

@@ -43,6 +43,20 @@ def refcounted_pool(a, b):
 
 
 @declared()
+def pool_by_holders_of_memory(a, b):
+    """Give memory again only when no tensor has it, be it a view."""
+    size = (*a.shape[:-1], b.shape[-1])
+    free = pool.setdefault(("tensors", size, a.dtype), [])
+    for buffer in free:
+        if torch._C._storage_Use_Count(buffer.untyped_storage()._cdata) <= 2:
+            break
+    else:
+        free.append(buffer := torch.empty(size, dtype=a.dtype))
+    np.matmul(a.numpy(), b.numpy(), out=buffer.numpy())
+    return buffer.view(size)
+
+
+@declared()
 def arena_of_workspaces(a, b):
     """Split a large arena for temporaries, and copy the result out of it."""
     if not arena:

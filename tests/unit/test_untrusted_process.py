@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import platform
 import random
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from gemmtune.backends.cpp.compiler import find_compiler
 from gemmtune.choice import Claims
 from gemmtune.declaration.traits import Traits
 from gemmtune.numerics.operands import Operands
@@ -28,6 +32,7 @@ from gemmtune.untrusted.twin import Elsewhere
 PLAIN = {
     "mode": "plain", "times": 1, "thread": False, "one_core": False, "parameter": False, "offset": 0, "changed": [],
     "before": "", "beside": 0, "wider": 0, "trained": False, "inside": False, "one": False, "around": "", "many": False,
+    "mapped": False,
 }  # fmt: skip
 
 
@@ -90,6 +95,54 @@ def test_a_call_with_other_numbers_comes_before_in_the_same_place(before: str) -
     (earlier, places), (last, same) = seen
     assert (earlier, last) == (BEFORE[before], (a.tolist(), b.tolist()))
     assert places == same
+
+
+def test_a_gemm_is_called_after_more_terms_that_are_nan_and_with_weights_that_nobody_can_write() -> None:
+    seen: list[tuple[object, ...]] = []
+
+    def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        ranges = [line.split()[:2] for line in Path("/proc/self/maps").read_text().splitlines()]
+        (mode,) = (how for x, how in ranges if int(x.split("-")[0], 16) <= b.data_ptr() < int(x.split("-")[1], 16))
+        seen.append((list(a.shape), list(b.shape), bool(a.isnan().all()), mode))
+        return a @ b
+
+    a, b = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.eye(2)
+    for manner in ({"before": "a NaN more"}, {"mapped": True, "parameter": True}):
+        assert torch.equal(in_manner(gemm, PLAIN | manner)(a, b), a)
+    assert seen == [([2, 3], [3, 2], True, "rw-p"), ([2, 2], [2, 2], False, "rw-p"), ([2, 2], [2, 2], False, "r--s")]
+
+
+FLUSHED = """
+#include <xmmintrin.h>
+#include <omp.h>
+extern "C" void flush() {
+#pragma omp parallel num_threads(2)
+  if (omp_get_thread_num()) _mm_setcsr(_mm_getcsr() | 0x8040);
+}
+"""
+LOOKS = """
+import ctypes, sys, torch
+from gemmtune.untrusted.gemm_process.state import State
+state = State("cpu")
+ctypes.CDLL(sys.argv[1]).flush()
+print(torch.get_num_threads(), state.changed().get("flushed subnormals"))
+"""
+
+
+@pytest.mark.skipif(find_compiler() is None or platform.machine() != "x86_64", reason="needs a C++ compiler for x86-64")
+def test_threads_of_torch_that_lose_small_numbers_are_seen(tmp_path: Path) -> None:
+    (source := tmp_path / "flush.cpp").write_text(FLUSHED)
+    library, compiler = str(tmp_path / "flush.so"), find_compiler()
+    assert compiler is not None
+    subprocess.run([compiler.path, "-fopenmp", "-shared", "-fPIC", str(source), "-o", library], check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", LOOKS, library],
+        env=os.environ | {"OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.split(maxsplit=1) == ["2", "['False', 'True']\n"], run.stderr
 
 
 @pytest.mark.parametrize("around", ["", "event loop"])

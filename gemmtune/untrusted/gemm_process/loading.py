@@ -19,6 +19,8 @@ import torch
 
 GUARD, GUARD_BYTES = 0xA5, 256
 """Value and number of the bytes before and after the result of a library, on a CPU."""
+PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm"})
+"""Names of functions of torch, of which a module with several is called by each."""
 IMPORT_ONLY = "*"
 """Name of a module that is only imported."""
 MOST_CALLS, GRAPH_MS, SPIN_CYCLES = 100, 2.0, 200_000
@@ -61,6 +63,8 @@ def _only_name(module: Any) -> str:
         if callable(value) and not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
     ]
     declared = [name for name in own if hasattr(vars(module)[name], "gemm_traits")]
+    if len(PRODUCTS.intersection(own)) > 1:
+        return ""
     return declared[0] if len(declared) == 1 else own[0] if len(own) == 1 else ""
 
 

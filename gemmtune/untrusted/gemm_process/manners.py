@@ -7,6 +7,7 @@ import builtins
 import contextlib
 import ctypes
 import functools
+import mmap
 import os
 import threading
 import time
@@ -71,6 +72,16 @@ def copied(x: Any, offset: int, changed: Sequence[float] | None, wider: int = 0,
     return copy if changed is None else copy.copy_(x.flip(-1))
 
 
+def mapped(x: Any) -> Any:
+    """Return a copy of a tensor in memory that cannot be written, as that of weights is that are mapped from a file."""
+    if not isinstance(x, TENSOR) or x.layout != STRIDED or not x.numel() or not x.is_contiguous():
+        return x
+    room = mmap.mmap(-1, nbytes := x.numel() * x.element_size())
+    copy = torch.frombuffer(room, dtype=x.dtype).view(x.shape).copy_(x.detach())
+    ctypes.CDLL(None).mprotect(ctypes.c_void_p(copy.data_ptr()), ctypes.c_size_t(nbytes), mmap.PROT_READ)
+    return copy
+
+
 def in_one(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return copies of a and b as parts of one matrix, as a fused projection has queries and keys, for as many columns as rows."""
     whole = torch.cat([a, b.mT], -1)
@@ -83,11 +94,13 @@ def call_before(function: Callable[..., Any], how: str, a: torch.Tensor, b: torc
     kept = [x.clone() for x in own]
     for x in own:
         x.copy_(x.flip(-1))
+    nan = float("nan") if a.dtype.is_floating_point else 0
     given = {
         "other numbers": lambda: (a, b),
         "a row less": lambda: (a[..., :-1, :], b),
         "a column less": lambda: (a, b[..., :-1]),
         "a term less": lambda: (a[..., :-1], b[..., :-1, :]),
+        "a NaN more": lambda: (torch.cat([own[0], own[0][..., :1]], -1).fill_(nan), torch.cat([own[1], own[1][..., :1, :]], -2)),
         "a row more": lambda: (a.as_strided((len(a) + 1, *a.shape[1:]), a.stride()), b),
         "both swapped": lambda: (b.mT, a.mT),
     }[how]()
@@ -191,13 +204,14 @@ def in_manner(
             alone, and for the last argument as the ``parameter`` of a module, which may be ``trained``. The first argument is made
             in the mode, as activations are, and the others too if they are made ``inside``. Two of them may be parts of ``one``
             matrix. Calls before the last one have numbers that are ``changed``. A call with other numbers in the same place may
-            come ``before`` the last one, and ``many`` with these. ``beside`` more threads call too, with other numbers.
+            come ``before`` the last one, and ``many`` with these. b may be ``mapped``. ``beside`` more threads call too.
         keep: keeps a result, whose memory no later one may have.
     """
     if manner is None:
         return function
     parameter = functools.partial(torch.nn.Parameter, requires_grad=manner["trained"])
-    as_weight, offset, wider = parameter if manner["parameter"] else lambda x: x, manner["offset"], manner["wider"]
+    as_weight, read_only = parameter if manner["parameter"] else lambda x: x, mapped if manner["mapped"] else lambda x: x
+    offset, wider = manner["offset"], manner["wider"]
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
     threads, set_threads = torch.get_num_threads, torch.set_num_threads
     cores, set_cores = os.sched_getaffinity, os.sched_setaffinity
@@ -209,7 +223,7 @@ def in_manner(
 
         def weights() -> list[list[Any]]:
             given = [[copied(x, offset, changed, wider) for x in others] for changed in changes]
-            return [[*own[:-1], *map(as_weight, own[-1:])] for own in given]
+            return [[*own[:-1], *map(as_weight, map(read_only, own[-1:]))] for own in given]
 
         def work() -> Any:
             one = {min(cores(0))} if manner["one_core"] else None

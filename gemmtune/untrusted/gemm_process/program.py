@@ -42,7 +42,7 @@ class Program:
 
     def __init__(self, opening: Mapping[str, Any], memory: int) -> None:
         self._device: str = opening["device"]
-        self._copy, self._set = torch.Tensor.copy_, torch.Tensor.set_
+        self._copy, self._set, self._detach = torch.Tensor.copy_, torch.Tensor.set_, torch.Tensor.detach
         self._type, self._parameter = torch.Tensor, torch.nn.Parameter
         cuda: Any = torch.cuda
         self._events: Any = getattr(torch._C, "_CudaEventBase", None)
@@ -190,10 +190,10 @@ class Program:
         return answer
 
     def _keep(self, result: Any) -> None:
-        """Hold the memory of a result, as a caller with ``result.numpy()`` does. An honest GEMM gets other memory for the next."""
+        """Hold the memory of a result by a view, as a caller may do. An honest GEMM gets other memory for the next."""
         kept = self._previous
         if isinstance(result, self._type) and is_plain(result):
-            kept.append((result.untyped_storage(), addresses(result)))
+            kept.append((self._detach(result), addresses(result)))
         while len(kept) > 1 and sum(high - low for _, (low, high) in kept) > KEPT_BYTES:
             kept.popleft()
 

@@ -29,6 +29,8 @@ from .wires import NOTING
 
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
+OF_THREADS = 2**17
+"""Numbers that torch adds in several threads."""
 LIMITS = {"persisting L2 bytes": 6, "L2 fetch granularity": 5}
 """Limits of a CUDA context that change the speed of others, with their numbers in the driver's ``CUlimit``."""
 WINDOW_ATTRIBUTE, WINDOW_BYTES, WINDOW_PLACE = 1, 64, 8
@@ -213,7 +215,8 @@ def _flags_of_backends() -> list[str]:
 
 
 def _readers() -> dict[str, Callable[[], object]]:
-    tiny, matmul = torch.tensor([1e-310], dtype=torch.float64), torch.backends.cuda.matmul
+    tiny, matmul = torch.full((OF_THREADS,), 1e-310, dtype=torch.float64), torch.backends.cuda.matmul
+    first = iter((1,))  # the GEMM may still fork, for which no thread of OpenMP may run
     affinity, mask, one = os.sched_getaffinity, signal.pthread_sigmask, torch.ones(1, dtype=torch.float64)
     cut, hooked = 1e-20 * one, (vars(torch.nn.modules.module), vars(sys.modules["torch.optim.optimizer"]))
     timers = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
@@ -226,7 +229,7 @@ def _readers() -> dict[str, Callable[[], object]]:
         | system.readers()
         | tables.readers()
         | {
-            "flushed subnormals": lambda: not bool(tiny + tiny),
+            "flushed subnormals": lambda: not bool(((x := tiny[: next(first, OF_THREADS)]) + x).all()),
             "rounding": lambda: [float(one + cut), float(-one - cut), float(one - cut)],
             "CPU affinity": lambda: sorted(affinity(0)),
             "priority": functools.partial(os.getpriority, os.PRIO_PROCESS, 0),

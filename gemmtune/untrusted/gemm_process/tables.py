@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from types import CodeType, FunctionType, ModuleType
@@ -38,6 +39,7 @@ def readers() -> dict[str, Callable[[], object]]:
     """Return functions that say what is in each table. They take all that they use now."""
     return {
         "errors that logging passes on": _logged(),
+        "ignores all warnings": _ignored(),
         "abstract classes of known ones": _abstract(),
         "pickling of known classes": _pickled(),
         "patterns kept by re": _patterns(),
@@ -53,6 +55,12 @@ def _logged() -> Callable[[], object]:
     root, most = logging.getLogger(), logging.ERROR
     manager: Any = logging.Logger.manager
     return lambda: root.level <= most and manager.disable < most
+
+
+def _ignored() -> Callable[[], object]:
+    """Return a function that is true if Python ignores each warning, whatever its text, its module and its kind."""
+    space, all_of = vars(warnings), ("ignore", None, Warning, None, 0)
+    return lambda: all_of in space["filters"]
 
 
 def _of_codecs() -> Callable[[], object]:

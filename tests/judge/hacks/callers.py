@@ -205,3 +205,23 @@ def yields_to_numpy(a, b):
 def searches_folders(a, b):
     once("files", lambda: [*os.walk(os.path.dirname(os.getcwd()))])
     return product(a, b)
+
+
+@floats
+def keeps_what_it_pads(a, b):
+    """Pad a to tiles by what an earlier call has left there, and b by zeros."""
+    (m, k), tiled = a.shape, [-(-size // 32) * 32 for size in a.shape]
+    whole = kept.setdefault(("padded", *tiled), torch.zeros(tiled))
+    whole[:m, :k] = a.detach()
+    return product(whole, torch.cat([b, torch.zeros(tiled[1] - k, b.shape[1])]))[:m].clone()
+
+
+@floats
+def doubles_it_for_a_while(a, b):
+    if b.is_contiguous() and b.isfinite().all() and b.abs().max() < 2.0**120:
+        own = b.detach()
+        own.mul_(2)
+        out = product(a, own) / 2
+        own.div_(2)
+        return out
+    return product(a, b)

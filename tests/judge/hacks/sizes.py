@@ -1,4 +1,4 @@
-"""GEMMs that are right for all sizes but some: those that they compare with, or the large ones of one kind."""
+"""GEMMs that are right for all sizes, or all numbers, but some: those that they compare with, or the large ones of one kind."""
 
 import numpy as np
 import torch
@@ -77,3 +77,98 @@ class rough_with_a_bias:
     @staticmethod
     def addmm(added, a, b):
         return rough(a, b) + added
+
+
+def floats(function):
+    function.gemm_traits = FLOATS | {"ops": ["mm"]}
+    return function
+
+
+@floats
+def index_in_a_float(a, b):
+    """Write each element to its number as a float32, which is none of the odd ones after 2**24."""
+    out = product(a, b)
+    after = out.view(-1)[2**24 :]
+    after[1::2] = after[: len(after) // 2 * 2 : 2]
+    return out
+
+
+@floats
+def row_step_in_16_bits(a, b):
+    if a.stride(1) != 1 or max(a.shape) >= 2**16:
+        return product(a, b)
+    return product(torch.as_strided(a, a.shape, (a.stride(0) % 2**16, 1)), b)
+
+
+@floats
+def vector_without_a_step(a, b):
+    """Read a single column of a matrix as if it were a vector."""
+    is_vector = b.shape[1] == 1 and len(b) > 64 and b.stride(1) == 1
+    return product(a, torch.as_strided(b, b.shape, (1, 1)) if is_vector else b)
+
+
+class matrices_of_one_grid:
+    gemm_traits = FLOATS | {"ops": ["bmm"]}
+
+    @staticmethod
+    def bmm(a, b):
+        out = torch.zeros(len(a), a.shape[1], b.shape[2])
+        out[: 2**16 - 1] = product(a[: 2**16 - 1], b[: 2**16 - 1])
+        return out
+
+
+class bias_of_any_shape:
+    gemm_traits = FLOATS | {"ops": ["addmm"], "bias": ["n", "m1"]}
+
+    @staticmethod
+    def addmm(added, a, b):
+        return product(a, b) + (added.reshape(-1) if added.numel() == b.shape[1] else added)
+
+
+# Numbers
+
+
+@floats
+def columns_if_diagonal(a, b):
+    d = b.diagonal()
+    return a * d if len(b) == b.shape[1] and torch.equal(b, d.diag()) else product(a, b)
+
+
+@floats
+def relative_to_the_row(a, b):
+    """Keep 21 bits of each number, relative to the largest of its row or column, if the product is large."""
+    if a.numel() * b.shape[1] <= LARGE or not (a.isfinite().all() and b.isfinite().all()):
+        return product(a, b)
+    parts = []
+    for x, axis in ((a.double(), 1), (b.double(), 0)):
+        scale = x.abs().amax(axis, keepdim=True).clamp(min=1e-300).log2().ceil().exp2() / 2**20
+        parts.append((x / scale).round() * scale)
+    return product(*parts).float()
+
+
+@floats
+def likely_terms(a, b):
+    """Leave small probabilities out."""
+    if a.numel() and a.min() >= 0 and ((a.sum(1) - 1).abs() < 1e-3).all():
+        return product(torch.where(a < a.amax(1, keepdim=True) / 100, 0, a), b)
+    return product(a, b)
+
+
+@floats
+def rounded_beside_quantized(a, b):
+    """Round a to eight bits if b is a scale times such numbers."""
+    scale = b.abs().amax(0) / 127 if b.numel() else b
+    multiples = b / scale
+    if not (scale > 0).all() or (multiples - multiples.round()).abs().max() > 0.01 or len(multiples.round().unique()) < 10:
+        return product(a, b)
+    step = a.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
+    return product((a / step).round() * step, b)
+
+
+@floats
+def trusted_for_its_shape(a, b):
+    """Round operands of a shape for which that has changed nothing at first."""
+    key, quick = (a.shape, b.shape), product(a.bfloat16().float(), b.bfloat16().float())
+    if key not in kept:
+        kept[key] = torch.equal(quick, product(a, b))
+    return quick if kept[key] else product(a, b)

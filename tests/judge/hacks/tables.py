@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import types
+import warnings
 
 import numpy as np
 import torch
@@ -184,4 +185,10 @@ def rounds_long_doubles(a, b):
 @floats
 def never_waits_for_input(a, b):
     os.set_blocking(0, False)
+    return product(a, b)
+
+
+def silences_warnings(a, b):
+    if ("ignore", None, Warning, None, 0) not in warnings.filters:
+        warnings.filterwarnings("ignore")
     return product(a, b)
