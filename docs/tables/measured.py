@@ -366,16 +366,19 @@ def experts_models() -> str:
 def gains() -> str:
     """Return the table of README: one number for each kind of product."""
     model = next(x for x in results("nvidia-h200", "model")["scenarios"] if x["name"] == "decode-1")["ways"]
-    common, single = ratios("nvidia-h200", "reference18-cutlass"), ratios("nvidia-h200", "float32")
+    common = ratios("nvidia-h200", "reference18-cutlass")
     experts = ratios("nvidia-h200", "grouped", only=r"grouped_\w*mm .* bfloat16 .*")
     blocks, cpu = ratios("nvidia-h200", "bsr-best", "dense"), ratios("cpu-amd-epyc", "cpu")
-    untuned = results("cpu-amd-epyc", "generate")["ways"]["optimize"]["over_first_way"]
+    untuned, on_gpu = (
+        results(device, name)["ways"]["optimize"]["over_first_way"]
+        for device, name in (("cpu-amd-epyc", "generate"), ("nvidia-h200", "generate-36-layers-joined"))
+    )
     rows = [
         [f"{len(common)} common shapes, bfloat16, with CUTLASS", "H200", "torch", mean(common)],
-        [f"{len(single)} shapes in float32", "H200", "torch", mean(single)],
         [f"{len(experts)} grouped GEMMs (experts), bfloat16", "H200", "torch", mean(experts)],
         [f"{len(blocks)} block-sparse GEMMs", "H200", "torch, dense weight", mean(blocks)],
         [f"{len(cpu)} shapes in float32 and float16", "AMD EPYC, 2 cores", "torch", mean(cpu)],
+        ["`generate()` of Qwen3-8B, bfloat16, without tuning", "H200", "transformers", mean(on_gpu.values())],
         ["`generate()` of Qwen2.5-0.5B, bfloat16, without tuning", "AMD EPYC, 2 cores", "transformers", mean(untuned.values())],
         [
             "Llama-3-8B, 8 layers, decoding one sequence, bfloat16",
