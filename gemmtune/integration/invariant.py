@@ -67,7 +67,8 @@ def product_of_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
         return _quantized_operator(input, weight.tensor, weight.scales, weight.zero_points, bias, None, weight.encoding)  # type: ignore[no-any-return]
     if _as_operator(input, weight, bias):
         transformed = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
-        return (_Transformed.apply if transformed else _operator)(input, weight, bias, transposed)  # type: ignore[no-any-return]
+        product: Any = _Transformed.apply if transformed else _operator
+        return product(input, weight, bias, transposed)  # type: ignore[no-any-return]
     return multiplied(input, weight, bias, transposed)
 
 
