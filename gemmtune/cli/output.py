@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import io
 import json
 import logging
 import os
@@ -84,14 +85,14 @@ def print_json(text: str) -> None:
 
 @contextmanager
 def reserved_stdout() -> Iterator[None]:
-    """Keep standard output in the block for ``print_json``, apart from what user-supplied modules print when imported."""
+    """Keep standard output in the block for ``print_json``, in UTF-8, apart from what user-supplied modules print when imported."""
     if _reserved:
         yield
         return
     printed = sys.stdout
     printed.flush()
     kept = os.dup(1) if _is_file(printed, 1) and _is_file(sys.stderr, 2) else None
-    _reserved.append(printed if kept is None else os.fdopen(kept, "w", encoding=printed.encoding))
+    _reserved.append(printed if kept is None else os.fdopen(kept, "w", encoding="utf-8"))
     sys.stdout = sys.stderr
     if kept is not None:
         os.dup2(2, 1)
@@ -117,6 +118,12 @@ def _is_file(stream: TextIO, number: int) -> bool:
 
 _reserved: list[TextIO] = []
 _sealed: list[bool] = []
+
+
+def _print_any_character() -> None:
+    """Print a question mark for each character that the encoding of standard output lacks, such as a line of a table in Latin-1."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def seal_stdout() -> None:
@@ -242,6 +249,8 @@ def run(command: str, given: dict[str, Any], logs: bool = True) -> Any:
     with announced("loading torch"):
         function = getattr(importlib.import_module(f".{module}", __package__), name)
     to_stdout = STDOUT in (given.get("json_file"), given.get("json"))
+    if logs:  # else standard output is the program's
+        _print_any_character()
     with log_as_notes() if logs else nullcontext(), reserved_stdout() if to_stdout else nullcontext():
         try:
             return function(**given)

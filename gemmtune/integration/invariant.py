@@ -66,7 +66,9 @@ def product_of_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
     if isinstance(weight, QuantizedWeight) and _in_a_graph(input):
         return _quantized_operator(input, weight.tensor, weight.scales, weight.zero_points, bias, None, weight.encoding)  # type: ignore[no-any-return]
     if _as_operator(input, weight, bias):
-        return _operator(input, weight, bias, transposed)  # type: ignore[no-any-return]
+        transformed = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
+        product: Any = _Transformed.apply if transformed else _operator
+        return product(input, weight, bias, transposed)  # type: ignore[no-any-return]
     return multiplied(input, weight, bias, transposed)
 
 
@@ -222,8 +224,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tenso
 
 
 def _saved(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch calls it so
-    x, weight, bias, ctx.transposed = inputs
-    ctx.has_bias = bias is not None
+    x, weight, _, ctx.transposed = inputs
     ctx.save_for_backward(x, weight)
 
 
@@ -234,10 +235,19 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, N
     rows, rows_of_grad = x.reshape(count, x.shape[-1]), grad.reshape(count, grad.shape[-1])
     of_weight = rows_of_grad.t() @ rows if ctx.transposed else rows.t() @ rows_of_grad
     of_x = (rows_of_grad @ (weight if ctx.transposed else weight.t())).reshape(x.shape)
-    return of_x, of_weight, rows_of_grad.sum(0) if ctx.has_bias else None, None
+    return of_x, of_weight, rows_of_grad.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
 _operator.register_autograd(_gradients, setup_context=_saved)
+
+
+class _Transformed(torch.autograd.Function):
+    """The product within torch.func, which refuses the function that ``register_autograd`` makes."""
+
+    generate_vmap_rule = True
+    forward = staticmethod(_operator)
+    setup_context = staticmethod(_saved)
+    backward = staticmethod(_gradients)
 
 
 _GROUPED_SCHEMA = "(Tensor x, Tensor matrix, Tensor offs, int copies) -> Tensor"

@@ -54,7 +54,7 @@ def optimize(
         model: any module.
         tune: example inputs, as a tensor, a tuple of positional arguments or a mapping of keyword arguments. The model runs on
             them, each weight gets a table of its numbers of rows, and weights with the same input move next to each other on
-            any device.
+            any device. Graphs that this process compiles later tune their unknown GEMMs, as after ``install(tune=True)``.
             ``"background"`` serves at once, and makes the tables while this process is idle: see ``tuning_in_background``.
         m: the numbers of rows of the tables, as ``range(1, 8193)`` or (1, 8192): tokens of a batch or a prompt, not sequences.
             Without ``tune`` all linear layers get tables, and the model does not run.

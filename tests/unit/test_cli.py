@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -323,6 +324,17 @@ def test_closed_pipe_prints_no_traceback(own_store, tmp_path):
     )
     assert done.stdout == "{"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.turn(2, 8)
+@pytest.mark.parametrize(("words", "encoding"), [("choices", "latin-1"), ("choices --json -", "utf-8")])
+def test_output_suits_an_encoding_without_its_characters(words, encoding, tmp_path):
+    words = [*words.split(), "8x8x8", "--dtype", "float32", "--with", "caf\u0119.py:f"]
+    (tmp_path / "caf\u0119.py").write_text("def f(a, b):\n    return a @ b\n")
+    environment = {**os.environ, "PYTHONUTF8": "0", "PYTHONIOENCODING": "latin-1"}
+    command = [sys.executable, "-m", "gemmtune", *words]
+    done = subprocess.run(command, capture_output=True, check=True, env=environment, cwd=tmp_path, timeout=120)
+    assert ("caf?" if encoding == "latin-1" else "caf\u0119") in done.stdout.decode(encoding)
 
 
 def test_json_of_a_command_is_all_there_is_on_standard_output(capsys, own_store):

@@ -580,6 +580,8 @@ def test_layers_of_a_model_keep_the_bits_of_rows(backend: SummingBackend, monkey
     with torch.enable_grad():
         given = x.clone().requires_grad_()
         model(given).sum().backward()
+    of_rows = torch.vmap(torch.func.grad(lambda row: model(row).sum()))(x[:3])
+    torch.testing.assert_close(of_rows, given.grad[:3], atol=1e-5, rtol=1e-5)
     gemmtune.restore(model)
     assert not any("forward" in module.__dict__ for module in model.modules())
     other = x.clone().requires_grad_()
