@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -66,9 +66,7 @@ def product_of_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
     if isinstance(weight, QuantizedWeight) and _in_a_graph(input):
         return _quantized_operator(input, weight.tensor, weight.scales, weight.zero_points, bias, None, weight.encoding)  # type: ignore[no-any-return]
     if _as_operator(input, weight, bias):
-        transformed = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
-        product: Any = _Transformed.apply if transformed else _operator
-        return product(input, weight, bias, transposed)  # type: ignore[no-any-return]
+        return (_transformed if _in_a_transform() else _operator)(input, weight, bias, transposed)  # type: ignore[no-any-return]
     return multiplied(input, weight, bias, transposed)
 
 
@@ -77,8 +75,12 @@ def invariant_grouped(x: Tensor, matrix: Tensor, offs: Tensor, copies: int) -> T
     if isinstance(matrix, QuantizedWeight) and _in_a_graph(x):
         return _quantized_operator(x, matrix.tensor, matrix.scales, None, None, offs, matrix.encoding)  # type: ignore[no-any-return]
     if _as_operator(x, matrix):
-        return _grouped_operator(x, matrix, offs, copies)  # type: ignore[no-any-return]
+        return (_transformed_groups if _in_a_transform() else _grouped_operator)(x, matrix, offs, copies)  # type: ignore[no-any-return]
     return _multiplied_in_groups(x, matrix, offs, copies)
+
+
+def _in_a_transform() -> bool:
+    return torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
 
 
 def _in_a_graph(x: Tensor) -> bool:
@@ -238,18 +240,15 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, N
     return of_x, of_weight, rows_of_grad.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
-_operator.register_autograd(_gradients, setup_context=_saved)
+def _differentiable(operator: Any, gradients: Callable[..., Any], saved: Callable[..., None]) -> Callable[..., Any]:
+    """Give an operator its gradients. Return it for torch.func, which refuses the function that ``register_autograd`` makes."""
+    operator.register_autograd(gradients, setup_context=saved)
+    parts = {"forward": operator, "setup_context": saved, "backward": gradients}
+    methods = {name: staticmethod(function) for name, function in parts.items()}
+    return type("Transformed", (torch.autograd.Function,), {"generate_vmap_rule": True, **methods}).apply  # type: ignore[attr-defined, no-any-return]
 
 
-class _Transformed(torch.autograd.Function):
-    """The product within torch.func, which refuses the function that ``register_autograd`` makes."""
-
-    generate_vmap_rule = True
-    forward = staticmethod(_operator)
-    setup_context = staticmethod(_saved)
-    backward = staticmethod(_gradients)
-
-
+_transformed = _differentiable(_operator, _gradients, _saved)
 _GROUPED_SCHEMA = "(Tensor x, Tensor matrix, Tensor offs, int copies) -> Tensor"
 _grouped_operator = torch.library.custom_op(
     "gemmtune::invariant_grouped", _multiplied_in_groups, mutates_args=(), schema=_GROUPED_SCHEMA
@@ -274,7 +273,7 @@ def _saved_groups(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  #
     ctx.save_for_backward(*inputs[:3])
 
 
-_grouped_operator.register_autograd(_gradients_in_groups, setup_context=_saved_groups)
+_transformed_groups = _differentiable(_grouped_operator, _gradients_in_groups, _saved_groups)
 
 
 def _multiplied_by_parts(

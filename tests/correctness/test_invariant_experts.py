@@ -115,6 +115,8 @@ def test_graphs_and_gradients_have_the_bits():
         experts.zero_grad()
         y.square().sum().backward()
         found.append((rows.grad, *(parameter.grad.clone() for parameter in experts.parameters())))
+        of_rows = torch.func.grad(lambda given: experts(given, index, weights).square().sum())(x)
+        torch.testing.assert_close(of_rows, rows.grad, atol=1e-6, rtol=1e-4)
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-4)
 
