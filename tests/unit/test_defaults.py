@@ -104,7 +104,7 @@ def test_a_call_with_predict_makes_the_table_of_a_new_weight_once(monkeypatch):
     a, b, scale = torch.randn(10, 64), torch.randint(-9, 9, (32, 64), dtype=torch.int8).t(), torch.rand(1, 32)
     expected, made = a @ (b.float() * scale), []
     measured = defaults.Default.stored
-    monkeypatch.setattr(defaults.Default, "stored", lambda self, store: made.append(self) or measured(self, store))
+    monkeypatch.setattr(defaults.Default, "stored", lambda self, *to: made.append(self) or measured(self, *to))
     monkeypatch.setattr("gemmtune.selector.select.select", pytest.fail)
     with settings.patch(tune="predict"):
         assert "a call predicts one" in str(gemmtune.explain("mixed_mm", a, b, scale_b=scale))
@@ -129,7 +129,7 @@ def test_a_table_whose_kernels_are_lost_is_made_again(lost, monkeypatch):
     expected, made = a @ (b.float() * scale), table()
     [rows_class], device, again = row_classes(PROBLEM), detect("cpu"), []
     stored = defaults.Default.stored
-    monkeypatch.setattr(defaults.Default, "stored", lambda self, store: again.append(self) or stored(self, store))
+    monkeypatch.setattr(defaults.Default, "stored", lambda self, *to: again.append(self) or stored(self, *to))
     store(with_other_kernels(made) if lost == "another version" else made)
     if lost == "an emptied cache":
         kernel = type(next(x for x in defaults.offered_by("cpp", _work(rows_class), PROBLEM)))
@@ -248,7 +248,7 @@ def test_an_interrupted_verification_ends_the_compilations(monkeypatch):
     close = defaults.Compilation.close
     monkeypatch.setattr(defaults.Compilation, "close", lambda self: closed.append(True) or close(self))
 
-    def interrupted(self, store):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(defaults.Default, "stored", interrupted)
