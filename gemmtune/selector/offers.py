@@ -42,9 +42,13 @@ def offers_for(problem: Problem, device: DeviceInfo, settings: Settings, *, on_t
     Warn if a regex leaves nothing. Without ``on_this_machine``, assume device, compilers and libraries to be present.
     """
     legal = legal_offers(problem, device, settings, on_this_machine=on_this_machine)
+    _warn_if_nothing_is_left(legal, settings)
+    return filtered(legal, settings, templates=TEMPLATES)
+
+
+def _warn_if_nothing_is_left(legal: Offers, settings: Settings) -> None:
     for text in nothing_left(legal, settings, templates=TEMPLATES):
         warnings.warn(text, RuntimeWarning, stacklevel=1)  # attributed to this line, so it is shown once for all problems
-    return filtered(legal, settings, templates=TEMPLATES)
 
 
 def widest_offers_for(problem: Problem, device: DeviceInfo, settings: Settings, *, on_this_machine: bool = True) -> Offers:
