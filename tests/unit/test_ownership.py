@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import encodings.ascii  # noqa: F401 - a process of another user may not read the modules of this Python
 import os
 import pwd
 from collections.abc import Callable
