@@ -163,9 +163,8 @@ class Probes:
 
         ``special`` replaces some of the ones, and some numbers of b, by a NaN and an infinity if the dtypes have them.
         ``few_lines`` puts them in a column of b only, even if there are few columns. So does ``in_turn``, by which a is an identity
-        if it is square. ``scaled`` leaves them out and uses
-        scales and zero points of any value. Such a result is not exact: a single product has one rounding for each operation
-        (``accumulation_bound`` with ``terms=1``).
+        if it is square. ``scaled`` leaves them out and uses scales and zero points of any value. Such a result is not exact: a
+        single product has one rounding for each operation (``accumulation_bound`` with ``terms=1``).
         """
         draw, special, few_lines = self._draw, special and not scaled, few_lines or in_turn
         index = draw.indices(draw.size_a[:2], 0, self.problem.k, in_turn=in_turn)

@@ -189,7 +189,7 @@ class Ranged(Record):
     COLUMNS = ("kind", "value", "measured_at")
     JSON = "value"
     FOR_GRAPHS = "default_for_graphs"
-    """The kind of records that the compilation of a graph makes for itself: the store's digest leaves them out."""
+    """Kind of records that a graph's compilation makes for itself. They are not in the digest, so that the graph keeps its key."""
     key: str
     fingerprint: str
     kind: str

@@ -83,10 +83,7 @@ class Store:
         return list(dict.fromkeys(self._read(lambda database: database.keys(fingerprint))))
 
     def digest(self) -> str:
-        """Return a digest of what is stored, except limits and ``Ranged.FOR_GRAPHS``. It is equal in every process.
-
-        A graph whose cache key has it is found again after its own compilation has stored such records.
-        """
+        """Return a digest of what is stored, except limits and ``Ranged.FOR_GRAPHS``. It is equal in every process."""
         return hashlib.sha256("".join(self._read(Database.checksums)).encode()).hexdigest()
 
     def put(self, rows: Iterable[Row]) -> None:

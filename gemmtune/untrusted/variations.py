@@ -136,20 +136,7 @@ def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random, turns: Turns
 def impose(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> None:
     """Give floats a kind of structure, if their size and their dtype can have it."""
     k = a.shape[-1]
-    wide = a.dtype in (torch.float32, torch.float64, torch.bfloat16)
     match kind:
-        case "far" if wide:
-            power = rng.choice((FAR, -FAR))
-            a.mul_(2.0**power)
-            b.mul_(2.0**-power)
-        case "tiny" if wide:
-            a.mul_(2.0**-FAR)
-            b.mul_(2.0**-FAR)
-        case "whole" if wide:
-            for x in (a, b):
-                x.mul_(2.0 ** rng.choice(WHOLE)).round_()
-        case "near" if wide:
-            b.mul_(2.0**NEAR)
         case "positive":  # with no more bits than before
             a.abs_().remainder_(1)
             b.abs_().remainder_(1)
@@ -157,22 +144,6 @@ def impose(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> N
             a[..., [rng.randrange(k) for _ in range(OUTLIERS)]] *= LARGE
         case "padded" if k >= PADDED:
             a[..., k - k // PADDED :] = 0
-        case "decaying" if wide:
-            falling = torch.linspace(0, -DECAY, k, device=a.device)
-            a.mul_(torch.exp2(falling[rng.choice((range(k), range(k - 1, -1, -1), rng.sample(range(k), k)))]).to(a.dtype))
-        case "uneven" if wide:
-            for x, size in ((a, (*a.shape[:-1], 1)), (b, (*b.shape[:-2], 1, b.shape[-1]))):
-                powers = [rng.uniform(-UNEVEN, 0) for _ in range(math.prod(size))]
-                x.mul_(torch.tensor(powers, device=x.device).exp2().reshape(size).to(x.dtype))
-        case "opposed" if wide:
-            scales = torch.tensor([rng.uniform(-UNEVEN, UNEVEN) for _ in range(k)], device=a.device).exp2()
-            a.mul_(scales.to(a.dtype))
-            b.div_(scales.to(b.dtype).unsqueeze(-1))
-        case "attention" if wide:
-            a.copy_((a.double() * SHARP).softmax(-1))
-        case "int4" | "int8" if wide:
-            scale = b.double().abs().amax(-2, keepdim=True).clamp(min=2.0**-FAR) / LEVELS[kind]
-            b.copy_((b.double() / scale).round() * scale)
         case "crowded" if a.dtype.itemsize > 2:
             draw = torch.Generator(device=a.device).manual_seed(rng.getrandbits(60))
             for x in (a, b.mT):
@@ -182,6 +153,42 @@ def impose(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> N
         case "repeated" if a.shape[-2] > 1:
             half = a.shape[-2] // 2
             a[..., -half:, : k // 2] = a[..., :half, : k // 2].clone()
+        case _ if a.dtype in (torch.float32, torch.float64, torch.bfloat16):
+            _rescale(kind, a, b, rng)
+
+
+def _rescale(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> None:
+    """Give floats of a wide type other magnitudes, or the numbers of a softmax or of quantized weights."""
+    k = a.shape[-1]
+    match kind:
+        case "far":
+            power = rng.choice((FAR, -FAR))
+            a.mul_(2.0**power)
+            b.mul_(2.0**-power)
+        case "tiny":
+            a.mul_(2.0**-FAR)
+            b.mul_(2.0**-FAR)
+        case "whole":
+            for x in (a, b):
+                x.mul_(2.0 ** rng.choice(WHOLE)).round_()
+        case "near":
+            b.mul_(2.0**NEAR)
+        case "decaying":
+            falling = torch.linspace(0, -DECAY, k, device=a.device)
+            a.mul_(torch.exp2(falling[rng.choice((range(k), range(k - 1, -1, -1), rng.sample(range(k), k)))]).to(a.dtype))
+        case "uneven":
+            for x, size in ((a, (*a.shape[:-1], 1)), (b, (*b.shape[:-2], 1, b.shape[-1]))):
+                powers = [rng.uniform(-UNEVEN, 0) for _ in range(math.prod(size))]
+                x.mul_(torch.tensor(powers, device=x.device).exp2().reshape(size).to(x.dtype))
+        case "opposed":
+            scales = torch.tensor([rng.uniform(-UNEVEN, UNEVEN) for _ in range(k)], device=a.device).exp2()
+            a.mul_(scales.to(a.dtype))
+            b.div_(scales.to(b.dtype).unsqueeze(-1))
+        case "attention":
+            a.copy_((a.double() * SHARP).softmax(-1))
+        case "int4" | "int8":
+            scale = b.double().abs().amax(-2, keepdim=True).clamp(min=2.0**-FAR) / LEVELS[kind]
+            b.copy_((b.double() / scale).round() * scale)
 
 
 def alike(operands: Operands, seed: int) -> Operands | None:

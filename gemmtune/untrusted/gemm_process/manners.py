@@ -201,21 +201,20 @@ def in_manner(
     Args:
         manner: ``mode`` of torch, the number of ``times``, elements before each tensor as the ``offset``, elements by which its
             rows are ``wider`` apart, what is ``around`` a call, and True or False for a ``thread`` of its own, for ``one_core``
-            alone, and for the last argument as the ``parameter`` of a module, which may be ``trained``. The first argument is made
-            in the mode, as activations are, and the others too if they are made ``inside``. Two of them may be parts of ``one``
-            matrix. Calls before the last one have numbers that are ``changed``. A call with other numbers in the same place may
-            come ``before`` the last one, and ``many`` with these. b may be ``mapped``. ``beside`` more threads call too.
+            alone, and for the last argument as the ``parameter`` of a module, which may be ``trained``, or ``mapped``. The first
+            is made in the mode, and so are the others if made ``inside``. Two may be parts of ``one`` matrix. Calls before the last
+            have numbers that are ``changed``. A call may come ``before`` the last, and ``many``. ``beside`` more threads call.
         keep: keeps a result, whose memory no later one may have.
     """
     if manner is None:
         return function
     parameter = functools.partial(torch.nn.Parameter, requires_grad=manner["trained"])
     as_weight, read_only = parameter if manner["parameter"] else lambda x: x, mapped if manner["mapped"] else lambda x: x
-    offset, wider = manner["offset"], manner["wider"]
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
     threads, set_threads = torch.get_num_threads, torch.set_num_threads
     cores, set_cores = os.sched_getaffinity, os.sched_setaffinity
-    around, in_mode, changes = AROUND[manner["around"]], MODES[manner["mode"]], [*[manner["changed"]] * (manner["times"] - 1), None]
+    around, in_mode, offset, wider = AROUND[manner["around"]], MODES[manner["mode"]], manner["offset"], manner["wider"]
+    changes = [*[manner["changed"]] * (manner["times"] - 1), None]
 
     def called(first: Any, /, *others: Any, **kwargs: Any) -> Any:
         beside = [[copied(x, offset, (), wider) for x in (first, *others)] for _ in range(manner["beside"])]
