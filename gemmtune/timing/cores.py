@@ -71,13 +71,13 @@ def tree(root: int) -> dict[int, float]:
     """Return ``root`` and its descendants with the seconds that each and its reaped children worked; empty if unknown."""
     children: dict[int, list[int]] = {}
     seconds: dict[int, float] = {}
-    for path in PROC.glob("[0-9]*/stat"):
+    for folder in PROC.glob("[0-9]*"):
         try:
-            words = text_of(path).rpartition(")")[2].split()
+            words = text_of(folder / "stat").rpartition(")")[2].split()
             parent, ticks = int(words[1]), sum(map(int, words[11:15]))
         except (ValueError, IndexError):
             continue  # it has ended
-        number = int(path.parent.name)
+        number = int(folder.name)
         children.setdefault(parent, []).append(number)
         seconds[number] = ticks / os.sysconf("SC_CLK_TCK")
     found: dict[int, float] = {}

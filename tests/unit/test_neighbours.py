@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import subprocess
 import sys
 import time
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -171,6 +173,17 @@ def test_where_linux_tells_nothing_nothing_is_seen(tmp_path: Path, monkeypatch: 
     machine.write()
     after = dataclasses.replace(cores.read(10), wall_s=before.wall_s + 2, ours_s=before.ours_s)
     assert after.others_share(before) == pytest.approx(0.75)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/stat")
+def test_a_process_may_end_while_others_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stat(path: Path, **words: Any) -> os.stat_result:
+        if path.parent.name.isdecimal():
+            raise ProcessLookupError(errno.ESRCH, "No such process", str(path))
+        return os.stat(path, **words)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert os.getpid() in cores.tree(os.getpid())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/stat")
