@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..declaration.subject import Impossible, Subject
@@ -25,7 +26,7 @@ from .folders import left_in
 from .gemm_process.journal import AT_START
 from .subject import rival, subject_of
 from .turns import Turns
-from .uses import OPTIONAL, drawn, said
+from .uses import INFERENCE, OPTIONAL, drawn, said
 
 BESIDE = 2
 """Number of threads that call at the same time."""
@@ -35,6 +36,8 @@ FAILURES = (SubjectError, RemoteError, CandidateEnded, Impossible)
 """Errors of a GEMM in another process."""
 SHORT = re.compile(r"out of memory|allocate memory|^MemoryError|bad_alloc|new thread|temporarily unavailable", re.IGNORECASE)
 """Words of errors of a machine that is short of memory or threads, which prove nothing."""
+KEPT = re.compile(r"inference tensor|InferenceMode")
+"""Words of errors about tensors that were made in inference mode, and that a GEMM keeps for its later calls."""
 WRITTEN = re.compile(r"^(?:MKL_VERBOSE \w*?(GEMM|GEMV|SYMM|SYRK|TRMM|TRSM)|onednn_verbose,.*,exec,cpu,(\w+))", re.MULTILINE)
 """Lines that MKL and oneDNN write about each product, wherever it is called from."""
 SURE_OF = 6
@@ -43,6 +46,8 @@ SUSPECT_S = 180.0
 """Seconds for these processes."""
 LEAST_MOVED, LIKE = 100, 0.5
 """Least number of elements that differ between two processes, and least correlation of the signs of differences."""
+OF_NUMPY = ((120, 120, 360), (24, 40, 32), (7, 300, 2000), (256, 256, 1024))
+"""Sizes of products of numpy. Two libraries have equal bits at some of them, as with AVX-512 at the first."""
 WARM, WARM_S = 100, 0.5
 """Most calls, and seconds, of each before the one that counts: a GEMM may do other work in its first calls."""
 
@@ -79,9 +84,12 @@ def follows(here: tuple[object, object], there: tuple[object, object]) -> bool:
 
 @functools.cache
 def tells() -> bool:
-    """Return True if numpy's products have other bits than torch's. Otherwise both may have one library."""
-    a, b = (torch.linspace(-1, 1, 120 * 360).sin().view(size) for size in ((120, 360), (360, 120)))
-    return not torch.equal(a @ b, torch.from_numpy(a.numpy() @ b.numpy()))
+    """Return True if some of numpy's products have other bits than torch's. Otherwise both may have one library."""
+    for m, n, k in OF_NUMPY:
+        a, b = torch.linspace(-1, 1, m * k).sin().view(m, k), torch.linspace(-1, 1, k * n).cos().view(k, n)
+        if not torch.equal(a @ b, torch.from_numpy(np.matmul(a.numpy(), b.numpy()))):
+            return True
+    return False
 
 
 class _Again:
@@ -155,6 +163,10 @@ class Elsewhere:
             found, last = self._without(manner, problem, operands, error)
             if found is not None:
                 return found
+            if KEPT.search(str(last)) and INFERENCE not in self._refused:
+                self._failed("it is not called in inference mode", self._in_use, last)
+                self._refused.add(INFERENCE)
+                return self.in_use(problem, operands, turns, traits)
             self._failed("it is not called as in use", self._in_use, last)
             self._in_use = None
             return None
@@ -167,7 +179,7 @@ class Elsewhere:
 
         What a GEMM refuses is not tried again.
         """
-        for part in [part for part in OPTIONAL if manner[part]]:
+        for part in [part for part, without in OPTIONAL.items() if manner[part] != without]:
             if not isinstance(error, RemoteError):
                 break
             refused, manner = (part, manner[part]), {**manner, part: OPTIONAL[part]}
@@ -262,12 +274,18 @@ class Elsewhere:
         self.given_up.append(f"{what}: {_line(error)}")
         if isinstance(error, CandidateEnded):
             self._of.note(error.kind, f"in a new process: {error.reason.partition(chr(10))[0]}")
+        if process is self._in_use:
+            self._note_left()
         process.candidate.stop()
 
-    def close(self) -> None:
-        """End the processes, and note what the one in use has left in its home, whoever wrote that."""
+    def _note_left(self) -> None:
+        """Note what the process in use has left in its home, whoever wrote that."""
         for path in left_in(fork.home) if self._in_use is not None and (fork := self._in_use.candidate.fork) is not None else ():
             self._of.note(Conduct.REACHES if str(path).endswith(AT_START) else Conduct.WRITES, f"~/{path.name}")
+
+    def close(self) -> None:
+        """End the processes."""
+        self._note_left()
         for process in (self._in_use, self._twin, self._plain):
             if process is not None:
                 process.candidate.stop()

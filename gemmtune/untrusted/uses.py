@@ -22,13 +22,15 @@ CHANGED = (ONE, "order")
 """Words for what is changed for the calls before the last one, and number of places."""
 NUMBERS, MORE = "other numbers", "a row more"
 BEFORE = (NUMBERS, "a row less", "a column less", "a term less", "a NaN more", MORE, "both swapped", "a NaN more", NUMBERS, "")
+OF_BATCHES, OF_THESE_SIZES = tuple(x for x in BEFORE if x != MORE), (NUMBERS, "")
 """Words for a call before with other numbers, in the same place, or with NaN and more terms."""
 MANY, INSIDE, TRAINED, ONE_TENSOR = ("many", "", "", ""), ("inside", ""), ("trained", ""), ("one tensor", "")
 MAPPED = ("mapped", "", "", "")
 """Words for many calls before, for weights that are made in the mode of torch, trained or not to be written, and for one tensor."""
 AROUND = ("event loop", "", "", "")
 """Words for what is around a call."""
-OPTIONAL: Mapping[str, object] = {"trained": False, "one": False, "wider": 0, "offset": 0, "around": ""}
+INFERENCE = ("mode", "inference")
+OPTIONAL: Mapping[str, object] = {"trained": False, "one": False, "wider": 0, "offset": 0, "around": "", "mode": "plain"}
 """Parts of a manner that a GEMM may refuse by an error, with the values without them."""
 WIDER = ("3072", "", "70144", "", "")
 """Words for operands that are columns of wider matrices, and how many elements of these are between their rows."""
@@ -54,7 +56,7 @@ def drawn(
 ) -> dict[str, Any]:
     """Return a manner of calling that is next in turn, with so many threads ``beside``, and without what the GEMM has refused."""
     mode, times, thread, core, parameter, offset = map(turns.next, (MODES, TIMES, THREADS, CORES, PARAMETERS, OFFSETS))
-    changed, before, wide, many = map(turns.next, (CHANGED, BEFORE, WIDER, MANY))
+    changed, wide, many = map(turns.next, (CHANGED, WIDER, MANY))
     inside, trained, one, around, mapped = map(turns.next, (INSIDE, TRAINED, ONE_TENSOR, AROUND, MAPPED))
     step = max(traits.min_alignment // operands.a.element_size(), 1)
     is_pair = len(operands.tensors) == 2
@@ -63,9 +65,9 @@ def drawn(
     is_one = one != "" and is_pair and operands.a.dim() == 2 and problem.m == problem.n and len(takes) == 2
     sizes = zip((problem.m, problem.n, problem.k), traits.least, traits.multiples, strict=True)
     other_sizes = is_plain and not is_one and all(size > max(least, 1) and by == 1 for size, least, by in sizes)
-    fits = other_sizes and (operands.a.dim() == 2 or before != MORE)
     is_mapped = mapped != "" and is_plain and not is_one
-    before = "" if is_mapped else before if fits or not before else NUMBERS if is_pair else ""
+    kinds = (BEFORE if operands.a.dim() == 2 else OF_BATCHES) if other_sizes else OF_THESE_SIZES
+    before = turns.next(kinds) if is_pair and not is_mapped else ""
     manner: dict[str, Any] = {
         "mode": mode, "times": int(times), "thread": thread != MAIN, "one_core": core != "", "parameter": parameter != "",
         "trained": trained != "" and parameter != "", "offset": 0 if is_one else int(offset) * step,

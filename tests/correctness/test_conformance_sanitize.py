@@ -130,6 +130,7 @@ def test_the_sanitizer_of_cuda_home_is_found(monkeypatch: pytest.MonkeyPatch, tm
     install("fine")
     (tmp_path / "cuda" / "bin").mkdir(parents=True)
     (tmp_path / "compute-sanitizer").rename(tmp_path / "cuda" / "bin" / "compute-sanitizer")
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", str(tmp_path / "cuda"))
     assert sanitizing._program() == str(tmp_path / "cuda" / "bin" / "compute-sanitizer")
 

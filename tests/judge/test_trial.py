@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import itertools
 import os
@@ -34,7 +35,9 @@ from gemmtune.untrusted.shape import Shape, note_calls
 from gemmtune.untrusted.subject import rival, subject_of
 from gemmtune.untrusted.target import TORCH, Target
 from gemmtune.untrusted.trial import Trial
-from gemmtune.untrusted.twin import Elsewhere, digest, follows, tells
+from gemmtune.untrusted.turns import Turns
+from gemmtune.untrusted.twin import OF_NUMPY, Elsewhere, digest, follows, tells
+from gemmtune.untrusted.uses import BEFORE, OF_THESE_SIZES, drawn
 from gemmtune.untrusted.variations import NEARBY, STRUCTURES, cancelling, impose, nearby, one_changed
 
 PROBLEM = Problem.mm(24, 40, 32)
@@ -168,8 +171,8 @@ def test_some_operands_are_special_but_for_a_block() -> None:
 def test_numbers_that_cancel_show_wider_sums(dtype: torch.dtype) -> None:
     checker = Checker(Problem.mm(24, 40, 96, dtype=dtype), Claims(accumulate=dtype), torch.device("cpu"), 5)
     x = cancelling(checker.fresh(), random.Random(1))
-    one = sum((x.a[:, k : k + 1].double() @ x.b[k : k + 1].double() for k in range(96)), torch.zeros(24, 40).double())
-    other = x.a.double() @ x.b.double()
+    terms = [x.a[:, k : k + 1].double() @ x.b[k : k + 1].double() for k in range(96)]
+    one, other = sum(terms, torch.zeros(24, 40).double()), sum(terms[::-1], torch.zeros(24, 40).double())
     assert (one.to(dtype) != other.to(dtype)).double().mean() > 0.02
 
 
@@ -348,6 +351,55 @@ def test_bits_that_differ_in_twins_alone_are_torchs_work(tmp_path: Path, monkeyp
         elsewhere.close()
         candidate.close()
     assert found == {"by_torch": True, "of_its_own": False, "by_chance": False, "by_a_program": True}
+
+
+KEEPS = """
+import os, torch
+kept = []
+def mm(a, b):
+    if not kept:
+        open(os.path.expanduser("~/.kept"), "w").close()
+        kept.append(torch.zeros(len(a), b.shape[1]))
+    return kept[0].copy_(a @ b).clone()
+"""
+"""A buffer that may not be written outside of inference mode if the first call was inside."""
+
+
+def test_a_gemm_that_keeps_what_inference_mode_made_is_called_in_other_modes(tmp_path: Path) -> None:
+    (path := tmp_path / "mm.py").write_text(KEEPS)
+    candidate = Candidate(Target(kind="file", path=str(path), name="mm", roots=(str(path),)))
+    elsewhere, turns = Elsewhere(candidate, {}, has_twin=False), Turns(random.Random(1))
+    problem = Problem.mm(24, 40, 32, dtype=torch.float32)
+    checker = Checker(problem, Claims(accumulate=torch.float32), torch.device("cpu"), 5)
+    said = [elsewhere.in_use(problem, checker.fresh(), turns, Traits()) for _ in range(8)]
+    words = [x[1] if x else "" for x in said]
+    assert all(words)
+    assert "inference" in words[0] + words[1]
+    assert not any("inference" in x for x in words[4:])
+    assert [x.partition(":")[0] for x in elsewhere.given_up] == ["it is not called in inference mode"]
+    assert [x.detail for x in candidate.findings if x.kind is Conduct.WRITES] == ["~/.kept"]
+    elsewhere.close()
+    candidate.close()
+
+
+def test_a_call_before_that_does_not_fit_leaves_its_turn_to_the_next() -> None:
+    turns, traits = Turns(random.Random(3)), Traits()
+    problem = Problem.mm(24, 40, 32, dtype=torch.float32)
+    operands = Checker(problem, Claims(accumulate=torch.float32), torch.device("cpu"), 5).fresh()
+    one = dataclasses.replace(operands, a=operands.a[:1], b=operands.b[:, :1])
+    fits = [problem, Problem.mm(1, 1, 32, dtype=torch.float32)] * 20
+    calls = [drawn(x, operands if x is problem else one, turns, traits, beside=0, refused=()) for x in fits]
+    assert {x["before"] for x in calls[1::2]} <= set(OF_THESE_SIZES)
+    assert {x["before"] for x in calls[::2]} == set(BEFORE)
+
+
+def test_two_libraries_are_told_by_any_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_torch(other: int, a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return (torch.from_numpy(a) @ torch.from_numpy(b)).numpy() + (len(a) == other)
+
+    for other in (0, OF_NUMPY[-1][0]):
+        monkeypatch.setattr("gemmtune.untrusted.twin.np.matmul", functools.partial(by_torch, other))
+        assert tells.__wrapped__() == bool(other)
 
 
 def test_a_twin_has_other_products_and_the_same_environment() -> None:

@@ -384,7 +384,7 @@ def test_workspace_is_one_for_each_stream_and_grows(fake, monkeypatch):
     small, large, kept, other, again = (launch["scratch"] for launch in fake.launches)
     assert small != large
     assert kept == large == again
-    assert other not in (small, large)
+    assert other != large  # where the small one was, which is free again
     assert [launch["need"] for launch in fake.launches] == [256, 512, 256, 256, 512]
 
 
