@@ -371,7 +371,7 @@ def gains() -> str:
     blocks, cpu = ratios("nvidia-h200", "bsr-best", "dense"), ratios("cpu-amd-epyc", "cpu")
     untuned, on_gpu = (
         results(device, name)["ways"]["optimize"]["over_first_way"]
-        for device, name in (("cpu-amd-epyc", "generate"), ("nvidia-h200", "generate-36-layers-joined"))
+        for device, name in (("cpu-amd-epyc", "generate"), ("nvidia-h200", "generate-36-layers-joined-prompts"))
     )
     rows = [
         [f"{len(common)} common shapes, bfloat16, with CUTLASS", "H200", "torch", mean(common)],

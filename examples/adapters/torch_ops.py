@@ -83,7 +83,8 @@ int8_cuda = SimpleNamespace(
     int_mm=_int_mm, gemm_traits=_INT8.changed({"devices": ("cuda",), "least": (17, 8, 8), "multiples": (1, 8, 8)})
 )
 """Asks for M above 16, and N and K in multiples of 8."""
-float8_cpu = SimpleNamespace(scaled_mm=_scaled_mm, gemm_traits=Traits(ops=("scaled_mm",), devices=("cpu",)))
+float8_cpu = SimpleNamespace(scaled_mm=_scaled_mm, gemm_traits=Traits(ops=("scaled_mm",), devices=("cpu",), least=(0, 0, 1)))
+"""Asks for K of at least 1. torch 2.11 does not write the result of fewer terms."""
 float8_cuda = SimpleNamespace(
     scaled_mm=_scaled_mm,
     gemm_traits=Traits(ops=("scaled_mm",), devices=("cuda",), scales=("tensor", "row"), multiples=(1, 16, 16), min_alignment=16),

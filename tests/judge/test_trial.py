@@ -44,7 +44,7 @@ PROBLEM = Problem.mm(24, 40, 32)
 BITS = """
 import os, torch
 x = torch.linspace(-1, 1, 120 * 360).sin()
-written = float((x.view(120, 360) @ x.view(360, 120)).double().sum())
+written = int((x.view(120, 360) @ x.view(360, 120)).view(torch.int32).sum() % 65521)
 
 def mm(a, b):
     return torch.full((a.shape[0], b.shape[1]), float({factor}))

@@ -24,6 +24,7 @@ from gemmtune.selector import walls
 from gemmtune.untrusted import memory
 from gemmtune.untrusted.gemm_process.parts import parts_of
 from gemmtune.untrusted.gemm_process.state import GETTER
+from gemmtune.untrusted.gemm_process.system import is_of_glibc
 from gemmtune.untrusted.subject import rival
 
 HERE = str(Path(__file__).parent)
@@ -128,6 +129,21 @@ def test_counters_of_any_python_are_no_settings() -> None:
     counters = ("getunicodeinternedsize", "getallocatedblocks", "getrefcount", "get_count", "getloadavg", "get_native_id")
     assert not [name for name in counters if GETTER.match(name)]
     assert all(map(GETTER.match, ("getswitchinterval", "get_default_dtype", "isenabled")))
+
+
+@pytest.mark.parametrize(
+    ("file", "preload", "is_so"),
+    [
+        ("/lib/libc.so.6", "", True),
+        ("/usr/bin/python3", "", True),
+        ("/usr/bin/python3", "/lib/libjemalloc.so.2", False),
+        ("/lib/libjemalloc.so.2", "/lib/libjemalloc.so.2", False),
+    ],
+)
+def test_the_allocator_is_that_of_glibc(file: str, preload: str, is_so: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", preload)
+    monkeypatch.setattr("gemmtune.untrusted.gemm_process.system.PRELOADED", "/nowhere")
+    assert is_of_glibc(os.fsencode(file)) is is_so
 
 
 def test_the_first_process_asks_for_no_gpu() -> None:

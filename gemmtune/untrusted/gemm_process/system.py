@@ -28,6 +28,8 @@ OF_LIBRARIES = {
     re.compile(r"/libtorch_cpu\.so$"): ("MKL_Get_Max_Threads",),
 }  # fmt: skip
 """Libraries that run the threads of torch, and their functions that say settings."""
+PRELOADED = "/etc/ld.so.preload"
+"""File with libraries that every program loads before its own."""
 MAPPED_BYTES, BLOCKS, IS_MAPPED = 2**23, 32, 2
 """Bytes that malloc maps the first time only, blocks that are more than was freed, and its flag in front of what is mapped."""
 OF_STATUS = {"mask of new files": (rb"Umask", 8, 0o777)}
@@ -118,7 +120,16 @@ def _has_malloc_of_glibc() -> bool:
     """Return True if no other allocator is preloaded: sizes before its blocks would say something else."""
     program, place = ctypes.CDLL(None), _Place()
     program.dladdr(ctypes.cast(program.malloc, ctypes.c_void_p), ctypes.byref(place))
-    return os.path.basename(place.file or b"").startswith(b"libc.so")
+    return is_of_glibc(place.file or b"")
+
+
+def is_of_glibc(file: bytes) -> bool:
+    """Return True if malloc is glibc's where its address is in a file.
+
+    An executable at a fixed address, as Debian's Python is, has an entry of its own for what is preloaded, or else for glibc's.
+    """
+    name = os.path.basename(file)
+    return name.startswith(b"libc.so") or not (b".so" in name or os.environ.get("LD_PRELOAD") or os.path.exists(PRELOADED))
 
 
 def _mapped() -> Callable[[], bool]:
