@@ -1,5 +1,6 @@
 """The arguments of one call of an operation, and what a public function makes of its own."""
 
+import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,10 @@ from .scalars import number
 
 Tensor = torch.Tensor
 EpilogueFunction = Callable[..., Tensor]
+AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
+"""Dtypes that torch casts under autocast."""
+PLAIN = (Tensor, torch.nn.Parameter)
+"""Tensors that are cast. A quantized weight casts the other operand itself."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,15 +178,35 @@ def cast_for_autocast(call: Call) -> None:
     """Cast the operands to the autocast dtype, as torch does. Block-sparse products keep theirs: torch casts no sparse tensor."""
     if call.operation.sparse:
         return
-    kind = call.a.device.type
-    dtype = torch.get_autocast_dtype(kind)
-    eligible = (torch.float32, torch.float16, torch.bfloat16)
+    dtype = torch.get_autocast_dtype(call.a.device.type)
     for operand in call.operation.operands:
         x = call.operands.get(operand.role)
-        if x is None or x.dtype not in eligible or x.dtype == dtype:
+        if x is None or x.dtype not in AUTOCAST_FROM or x.dtype == dtype:
             continue
         if not operand.scales:
             call.operands[operand.role] = x.to(dtype)
             call.packed = None if operand.role == "b" else call.packed
         elif operand.like_a:
             call.operands[operand.role] = x.float()
+
+
+def product_under_autocast(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a product of tensors that casts them where autocast is on, as torch does, and runs without it.
+
+    An operator that torch does not know to be a product would have float32 operands in a graph, and its gradients other dtypes.
+    """
+
+    @functools.wraps(product)
+    def cast(*given: Any, **words: Any) -> Tensor:
+        kind = next(x for x in (*given, *words.values()) if isinstance(x, Tensor)).device.type
+        if not is_autocast_on(kind):
+            return product(*given, **words)
+        dtype = torch.get_autocast_dtype(kind)
+
+        def one(value: Any) -> Any:
+            return value.to(dtype) if type(value) in PLAIN and value.dtype in AUTOCAST_FROM else value
+
+        with torch.autocast(kind, enabled=False):
+            return product(*map(one, given), **{name: one(value) for name, value in words.items()})
+
+    return cast

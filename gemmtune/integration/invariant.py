@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from .. import settings
 from ..device import detect
+from ..dispatch.arguments import product_under_autocast
 from ..errors import InvalidProblemError, NoValidChoicesError
 from ..ops.grouped import grouped_mm
 from ..ops.products import addmm, mm
@@ -61,6 +62,7 @@ for _forward in _unscriptable:
     _forward.__wrapped__ = _scripted
 
 
+@product_under_autocast
 def product_of_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, transposed: bool = True) -> Tensor:
     """Return input @ weightᵀ + bias, without ``transposed`` input @ weight + bias, with bits that do not depend on the batch."""
     if isinstance(weight, QuantizedWeight) and _in_a_graph(input):
@@ -70,6 +72,7 @@ def product_of_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
     return multiplied(input, weight, bias, transposed)
 
 
+@product_under_autocast
 def invariant_grouped(x: Tensor, matrix: Tensor, offs: Tensor, copies: int) -> Tensor:
     """Return groups of rows [M, K] @ [G, K, N] with bits independent of the batch. ``copies`` counts the rows of a token."""
     if isinstance(matrix, QuantizedWeight) and _in_a_graph(x):
@@ -249,10 +252,8 @@ def _differentiable(operator: Any, gradients: Callable[..., Any], saved: Callabl
 
 
 _transformed = _differentiable(_operator, _gradients, _saved)
-_GROUPED_SCHEMA = "(Tensor x, Tensor matrix, Tensor offs, int copies) -> Tensor"
-_grouped_operator = torch.library.custom_op(
-    "gemmtune::invariant_grouped", _multiplied_in_groups, mutates_args=(), schema=_GROUPED_SCHEMA
-)
+_GROUPS = "(Tensor x, Tensor matrix, Tensor offs, int copies) -> Tensor"
+_grouped_operator = torch.library.custom_op("gemmtune::invariant_grouped", _multiplied_in_groups, mutates_args=(), schema=_GROUPS)
 GROUPED = torch.ops.gemmtune.invariant_grouped.default
 """The product of groups as graphs of torch.compile have it."""
 

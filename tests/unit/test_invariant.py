@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import warnings
@@ -52,7 +53,7 @@ def summed(a: torch.Tensor, b: torch.Tensor, length: int) -> torch.Tensor:
     for begin in range(0, a.shape[1], length):
         part = torch.zeros_like(total)
         for k in range(begin, min(begin + length, a.shape[1])):
-            part = part + a[:, k : k + 1] * b[k : k + 1]
+            part = part + a[:, k : k + 1].float() * b[k : k + 1].float()
         total = total + part
     return total
 
@@ -587,6 +588,29 @@ def test_layers_of_a_model_keep_the_bits_of_rows(backend: SummingBackend, monkey
     other = x.clone().requires_grad_()
     model(other).sum().backward()
     torch.testing.assert_close(given.grad, other.grad, atol=1e-5, rtol=1e-5)
+
+
+def test_layers_under_autocast_have_its_dtype_and_gradients(backend: SummingBackend, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gemmtune.integration.invariant.LEAST_ROWS", 2)
+    backend.kinds = ("torch", "run")
+    model, x = layers(), torch.randn(12, K)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    gradients = []
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        gemmtune.optimize(model, tune=x, batch_invariant=True, progress=False)
+        whole = model(x)
+        assert whole.dtype is torch.bfloat16
+        assert all(torch.equal(f(x[:m]), whole[:m]) for f in (model, compiled) for m in (2, 7))
+    for f in (model, compiled, gemmtune.restore(copy.deepcopy(model))):
+        model.zero_grad()
+        rows = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            result = f(rows)
+        assert f is not compiled or torch.equal(result, whole)
+        result.float().sum().backward()
+        gradients.append(rows.grad)
+    for found in gradients[:2]:
+        torch.testing.assert_close(found, gradients[2], atol=0.02, rtol=0.02)
 
 
 @pytest.mark.turn(1, 8)
