@@ -66,7 +66,10 @@ def test_a_problem_that_cannot_be_measured(finds):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"backends": ("own",), "extra_choices": ("conformance_functions:refuses",)}, "NotImplementedError: not today\n  but tomorrow\nMend one"),
+        (
+            {"backends": ("own",), "extra_choices": ("conformance_functions:refuses",)},
+            "NotImplementedError: not today\n  but tomorrow\nMend one",
+        ),
         ({"backends": ("cpp",), "tune": "never"}, "pick: got none, so torch runs; expected one in the store"),
     ],
     ids=["refuses", "untuned"],
