@@ -148,7 +148,7 @@ def _require_all(result: TuningResult, chosen: Settings) -> None:
             left_out = [(o.name, o.status.value, o.reason) for o in (*problem.outcomes, *map(Outcome.of_refusal, problem.refusals))]
             raise NoValidChoicesError(str(problem.problem), left_out, remedy_for(problem.outcomes, chosen))
     if trouble := open_store(chosen).trouble:
-        raise StoreError(f"{trouble} The results are not stored.")
+        raise StoreError(f"{trouble.removesuffix('.')}. The results are not stored.")
 
 
 def _line(found: RangeResult) -> str:

@@ -250,11 +250,14 @@ def _full_names(value: Any) -> Any:
 
 
 def gemm(**declared: Any) -> Callable[[F], F]:
-    """Return a decorator that declares a function's traits: ``@gemm(dtypes=("float16",), out=True)``."""
-    traits = Traits.of(declared)
+    """Return a decorator that declares a function's traits: ``@gemm(dtypes=("float16",), out=True)``.
+
+    The attribute has what is given alone, since calls show the rest (``backends.own.targets.ASSUMED``).
+    """
+    Traits.of(declared)
 
     def declare(function: F) -> F:
-        setattr(function, ATTRIBUTE, traits)
+        setattr(function, ATTRIBUTE, dict(declared))
         return function
 
     return declare

@@ -52,8 +52,8 @@ class RangePlan:
     """Members for intervals of M of one class of problems, and the M that were tuned individually.
 
     With a ``table``, the member of its segment serves an M, and beyond the table that of the last segment. Without one, the member
-    that was tuned for the nearest M does. ``tuned`` are the M whose own picks take precedence: all without a measured table, and
-    those measured after it. ``ruled`` are the segments whose choices were verified and not measured.
+    that was tuned for the nearest M does. ``tuned`` are the M whose own picks take precedence: all without a measured table, those
+    beyond it, and those measured after it. ``ruled`` are the segments whose choices were verified and not measured.
     """
 
     def __init__(
@@ -252,9 +252,13 @@ def _of(
         members = [Member(rows_class, m, device, picked) for m in tuned]
         return RangePlan(rows_class, members, None, frozenset(tuned)) if members else None
     table, measured_at = known
-    later = (m for m, key in tuned.items() if any(row.measured_at > measured_at for row in store.rows(key, machine).values()))
+    own = {
+        m
+        for m, key in tuned.items()
+        if table.index(m) is None or any(row.measured_at > measured_at for row in store.rows(key, machine).values())
+    }
 
     def found(x: Segment, problem: Problem) -> Choice | None:
         return choice_of(x.content_hash, x.backend, problem, device, settings, name=x.name)
 
-    return RangePlan(rows_class, members_of(table, rows_class, device, found), table, frozenset(later), ruled=ruled)
+    return RangePlan(rows_class, members_of(table, rows_class, device, found), table, frozenset(own), ruled=ruled)

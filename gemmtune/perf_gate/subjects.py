@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .. import settings as settings_module
 from ..backends.table import BACKENDS
 from ..choice import Choice
 from ..declaration.called import CalledChoice
@@ -16,7 +17,7 @@ from ..declaration.traits import Traits
 from ..device import DeviceInfo
 from ..dispatch.ready import plan_for
 from ..dispatch.strategies import fallback
-from ..errors import GateError
+from ..errors import GateError, NoValidChoicesError
 from ..problem import Problem
 from ..selector.offers import widest_offers_for
 from ..settings import Settings
@@ -28,16 +29,16 @@ MOST_RESULTS_KEPT = 64
 
 
 def subject_for(name: str, problem: Problem, device: DeviceInfo, settings: Settings) -> Choice:
-    """Return the choice that ``name`` means for a problem. Raises GateError if there is none, or the product is empty.
+    """Return the choice that ``name`` means for a problem. Raises GemmtuneError if there is none, or the product is empty.
 
-    ``pick`` is what ``gemmtune`` runs, tuned now if it is not stored and the settings allow it, and ``torch`` is torch's own
+    ``pick`` is what ``gemmtune`` picks, tuned now if it is not stored and the settings allow it, and ``torch`` is torch's own
     operation. A name that begins with a backend, such as ``cpp:…``, is that choice. Anything else is a function to import, as
     ``package.module:function``, or one of our backends, as ``backend:triton``.
     """
     if problem.empty or 0 in problem.summed:
         raise GateError("size: got 0, expected a product that takes time")
     if name == PICK:
-        return plan_for(problem, -1 if device.type == "cpu" else device.index).choice
+        return _pick(problem, device)
     if name == TORCH:
         return fallback(problem, device, settings).choice
     backend = name.partition(":")[0]
@@ -48,6 +49,19 @@ def subject_for(name: str, problem: Problem, device: DeviceInfo, settings: Setti
         known = ", ".join(list(choices)[:20]) + (f" and {len(choices) - 20} more" if len(choices) > 20 else "")
         raise GateError(f"choice: got {name!r}, expected one of {known or 'none, for the settings offer nothing here'}")
     return choices[name]
+
+
+def _pick(problem: Problem, device: DeviceInfo) -> Choice:
+    """Return the pick. Torch in place of a pick is none: a broken kernel would be judged by torch's time."""
+    try:
+        with settings_module.patch(fallback_to_aten=False):
+            plan = plan_for(problem, -1 if device.type == "cpu" else device.index)
+    except NoValidChoicesError as error:
+        remedy = "Mend one or enable more backends (settings.backends): torch in place of a pick is not judged."
+        raise NoValidChoicesError(error.problem, error.left_out, remedy) from None
+    if plan.origin == "fallback":
+        raise GateError("pick: got none, so torch runs; expected one in the store: tune the problem, or leave the setting tune on")
+    return plan.choice
 
 
 @dataclass(frozen=True, kw_only=True)

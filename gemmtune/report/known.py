@@ -37,11 +37,16 @@ class Known:
         return sorted(ordered, key=lambda o: o is not chosen)
 
     @property
+    def torch_us(self) -> float | None:
+        """Direct time of torch's operation. None if the tuning was interrupted before its final rounds: any factor may be wrong."""
+        ranked = any(o.finalist for o in self.outcomes)
+        return next((o.direct_us for o in self.outcomes if o.baseline and ranked), None)
+
+    @property
     def speedup_over_torch(self) -> float | None:
         """Direct time of torch's operation, divided by the time of the pick, as in ``ProblemResult``."""
-        torch_us = next((o.direct_us for o in self.outcomes if o.baseline), None)
         best_us = self.outcomes[0].time_us if self.outcomes else None
-        return credible_ratio(torch_us, best_us, self.disturbed)
+        return credible_ratio(self.torch_us, best_us, self.disturbed)
 
     @property
     def disturbed(self) -> str:

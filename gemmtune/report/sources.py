@@ -132,14 +132,13 @@ def _of_rows(rows: Iterable[Row], limits: Iterable[tuple[str, str, float]], rang
 
 def _of_known(known: Known, limits: Mapping[str, float], rough: bool) -> Entry:
     outcomes, fields = known.outcomes, fields_of(known.fingerprint)
-    torch_us = next((o.direct_us for o in outcomes if o.baseline), None)
     failed = tuple((row.name, str(row.status), row.reason) for row in known.rows if row.status is not Status.OK)
     entry = Entry(
         text=problem_text(known.key),
         key=known.key,
         place=canonical({name: fields.get(name) for name in PLACE}),
         machine=known.fingerprint,
-        torch_us=torch_us,
+        torch_us=known.torch_us,
         disturbed=known.disturbed,
         limit_rough=rough,
         measured_at=max(row.measured_at for row in known.rows),

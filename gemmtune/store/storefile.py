@@ -65,6 +65,7 @@ _NETWORK_FILE_SYSTEMS = (
     "nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "afs", "9p", "fuse.", "glusterfs", "pvfs", "orangefs",
 )  # fmt: skip
 _DATABASE_SUFFIXES = (".sqlite", ".sqlite3", ".db")
+_JOURNALS = ("-wal", "-shm", "-journal")
 
 FAILURES = (sqlite3.Error, OSError, StoreError, UnicodeDecodeError)
 """Exceptions of a Database, UnicodeDecodeError among them where SQLite quotes a schema with a flipped bit."""
@@ -147,13 +148,14 @@ def create(path: Path, busy_timeout_s: float) -> None:
                 connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(SCHEMA)
             connection.close()
-            for leftover in ("-wal", "-shm", "-journal"):
+            for leftover in _JOURNALS:
                 # The journal of a deleted file would be replayed into the new one.
                 path.with_name(path.name + leftover).unlink(missing_ok=True)
             new.replace(path)
         finally:
             connection.close()
-            new.unlink(missing_ok=True)
+            for end in ("", *_JOURNALS):  # those of a store that a full disk ended would stay, a set for each process
+                new.with_name(new.name + end).unlink(missing_ok=True)
 
 
 def move_aside(path: Path) -> Path:
@@ -171,7 +173,7 @@ def move_aside(path: Path) -> Path:
         number += 1
     moved = path.with_name(f"{path.name}.corrupt-{number}")
     # Journals come first: after a kill, one left here would be replayed into the next database of this name.
-    for end in ("-wal", "-shm", "-journal", ""):
+    for end in (*_JOURNALS, ""):
         part = path.with_name(path.name + end)
         if part.exists():
             part.replace(moved.with_name(moved.name + end))

@@ -74,7 +74,7 @@ def rows_of_16_bits(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torc
         ("out", out_as_contiguous, "out: P5 cancellation: out["),
         ("out", out_as_contiguous, "out-of-bounds: wrote into the padding of out"),
         ("out", out_forgotten, "was not written"),
-        ("out", out_forgotten, "out: out= was given, but the call returned another tensor"),
+        ("out", out_forgotten, "out: out= was given, but the call returned another tensor [another tensor than out is returned]"),
         ("out-of-bounds", one_column_more, "out-of-bounds: wrote outside of out, 1 elements after its last"),
         ("out-of-bounds", one_column_more, "out-of-bounds: wrote into the padding of out"),
         ("out-of-bounds", one_row_more, "out-of-bounds: wrote outside of out"),
@@ -131,7 +131,7 @@ def sorting_its_neighbours(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         ("result", in_place, "result: the result lies in the memory of the input a"),
         ("result", lambda a, b: (a @ b).double(), "result: returned float64[64, 64] on cpu, expected float32[64, 64] on cpu"),
         ("result", lambda a, b: (a @ b).flatten(), "result: returned float32[4096] on cpu, expected float32[64, 64] on cpu"),
-        ("result", lambda a, b: None, "result: returned NoneType, expected a tensor"),
+        ("result", lambda a, b: None, "result: returned NoneType, expected a tensor [a result that is no tensor]"),
     ],
 )
 def test_broken_memory(name: str, function: Product, text: str) -> None:

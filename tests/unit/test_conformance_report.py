@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,11 @@ def record(name: str = "bound", status: CaseStatus = CaseStatus.PASSED, *failure
     case = Case(property_name=name, m=37, n=70, k=k)
     reason = "NotImplementedError: no" if status is CaseStatus.REFUSED else ""
     return Record(case=case, outcome=Outcome(case=case, status=status, failures=failures, reason=reason), **more)  # type: ignore[arg-type]
+
+
+def outcome(case: Case, status: CaseStatus = CaseStatus.PASSED) -> Record:
+    reason = "NotImplementedError: no" if status is CaseStatus.REFUSED else ""
+    return Record(case=case, outcome=Outcome(case=case, status=status, reason=reason))
 
 
 def failure(diagnosis: str = "", name: str = "bound") -> Failure:
@@ -76,6 +82,32 @@ class TestSummary:
 
     def test_a_violated_property_outside_the_table_has_a_row(self) -> None:
         assert standings(summary_of([record("bound", CaseStatus.FAILED, failure("", "memcheck"))]))["memcheck"] is Standing.FAILS
+
+    @pytest.mark.parametrize(
+        ("traits", "fields", "expected"),
+        [
+            ({"out": True}, {"out": "col"}, "out"),
+            ({"threads": True}, {"property_name": "threads"}, "threads"),
+            ({"empty": True}, {"n": 0}, "empty"),
+            ({"ops": ("addmm",), "alpha": True}, {"alpha": "general"}, "alpha"),
+            ({"ops": ("addmm",), "bias": ("n", "mn")}, {"bias": "mn"}, "bias=mn"),
+            ({"ops": ("mixed_mm",), "weights": ("int8", "int4")}, {"weights": "int4"}, "weights=int4"),
+            ({"ops": ("mm", "bmm")}, {"op": "bmm"}, "ops=bmm"),
+        ],
+    )
+    def test_what_is_declared_and_always_refused_fails(self, traits: dict[str, Any], fields: dict[str, Any], expected: str) -> None:
+        """Undeclared dtypes may be refused, but that is no excuse where the same call without ``expected`` is not."""
+        run = run_of(MM.changed(traits), min_executed=1)
+        plain = Case(property_name="bound", op=run.scope.tested_ops[0], m=32, n=64, k=128)
+        without, with_it, double = plain, plain.changed(**fields), plain.changed(dtype="float64")
+        refused = outcome(with_it, CaseStatus.REFUSED)
+        [complaint] = summary_of([outcome(without), refused], run).complaints
+        assert complaint.startswith(
+            f"{expected}: declared, but each case with it was refused (1, the first with NotImplementedError"
+        )
+        for more in (outcome(with_it.changed(seed=1)), outcome(double), outcome(without, CaseStatus.REFUSED)):
+            records = [refused, more] if more.refused else [outcome(without), refused, more]
+            assert summary_of(records, run).complaints == ()
 
     def test_nothing_executed_is_not_tested(self) -> None:
         assert (summary_of([]).standing, summary_of([]).exit_status) == (Standing.NOT_TESTED, 2)

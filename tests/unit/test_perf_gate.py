@@ -63,6 +63,29 @@ def test_a_problem_that_cannot_be_measured(finds):
     assert (result.decision, result.exit_status) == (Decision.INCONCLUSIVE, 2)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"backends": ("own",), "extra_choices": ("conformance_functions:refuses",)},
+            "NotImplementedError: not today\n  but tomorrow\nMend one",
+        ),
+        ({"backends": ("cpp",), "tune": "never"}, "pick: got none, so torch runs; expected one in the store"),
+    ],
+    ids=["refuses", "untuned"],
+)
+def test_torch_in_place_of_a_pick_is_not_measured(finds, changes: dict[str, object], reason: str):
+    """A broken kernel that was no faster than torch passed, since torch's time was compared with its baseline."""
+    finds({16: -0.4})
+    options = GateOptions(device="cpu", update_baseline=True)
+    run_gate([ONE], options)
+    held = dataclasses.replace(options, update_baseline=False, require_baseline=True, reference="baseline")
+    with settings.patch(**changes):
+        result = run_gate([ONE], held)
+    assert reason in result.entries[0].series.failure
+    assert result.exit_status == 2
+
+
 @pytest.mark.parametrize(("strict", "status"), [(False, 0), (True, 3)])
 def test_strict_fails_if_one_problem_is_not_judged(finds, strict: bool, status: int):
     finds({16: -0.4})

@@ -430,6 +430,15 @@ def test_an_m_tuned_after_the_table_overrides_it(backend: RowedBackend, tunings:
     assert not tunings
 
 
+def test_an_m_tuned_before_a_table_that_ends_below_it_keeps_its_pick(backend: RowedBackend, tunings: list[int]):
+    kinds, backend.kinds = backend.kinds, ("torch", "low")
+    gemmtune.tune(problem(100), progress=False)
+    backend.kinds = kinds
+    tuned()
+    assert (call(100), call(101)) == ("fake:low", "fake:high")
+    assert not tunings
+
+
 @pytest.mark.parametrize("value", [{"version": 99}, {"version": 2, "seed": 0, "segments": "none"}])
 def test_an_unusable_table_is_logged_and_skipped(backend: RowedBackend, caplog: pytest.LogCaptureFixture, value: dict[str, object]):
     tuned()

@@ -300,6 +300,16 @@ def test_a_file_that_may_not_grow(path: Path) -> None:
     assert hashes(Store.open(path)) == {"hash0", "hash1", "hash2"}
 
 
+def test_a_store_that_a_full_disk_ends_leaves_no_file(path: Path) -> None:
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+        with one_warning(r"store: got '(disk I/O error|database or disk is full)' from .*space"):
+            open_store(settings_for(path)).put([row(0)])
+
+    in_child(work)
+    assert [x.name for x in path.parent.iterdir() if x.name.startswith(path.name)] == [f"{path.name}.lock"]
+
+
 def test_a_lock_that_is_held_too_long(path: Path) -> None:
     filled(path)
     holder = sqlite3.connect(path, isolation_level=None)

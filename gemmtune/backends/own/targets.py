@@ -138,10 +138,16 @@ def _loaded(target: str) -> Loaded:
 
 
 def _assumed(declared: object, traits: Traits) -> Mapping[str, Any]:
-    """Return what is assumed of a GEMM beside its declarations. A function f(a, b) without any is tried for batches too."""
+    """Return what is assumed of a GEMM beside its declarations. A function f(a, b) without any is tried for batches too.
+
+    Streams and CUDA graphs do not concern one that declares itself to be for CPUs.
+    """
     if declared is None:
         return ASSUMED | ({"ops": ["mm", "bmm"]} if traits.ops == ("mm",) else {})
-    return {name: value for name, value in ASSUMED.items() if name not in declared} if isinstance(declared, Mapping) else {}
+    if not isinstance(declared, Mapping):
+        return {}
+    names = ASSUMED.keys() - declared.keys() - ({"streams", "capturable"} if traits.devices == ("cpu",) else set())
+    return {name: value for name, value in ASSUMED.items() if name in names}
 
 
 def _digest(module: ModuleType, object_: object, found: Subject | Backend, version: str) -> str:

@@ -152,10 +152,12 @@ class Bench:
         layout = self.problem.out
         if out is not None:
             if isinstance(result, torch.Tensor) and result.data_ptr() != out.data_ptr():
-                self.fail("out= was given, but the call returned another tensor", property_name="out")
+                message = "out= was given, but the call returned another tensor"
+                self.fail(message, property_name="out", diagnosis="another tensor than out is returned")
             return out
         if not isinstance(result, torch.Tensor):
-            self.fail(f"returned {type(result).__name__}, expected a tensor", property_name="result")
+            message = f"returned {type(result).__name__}, expected a tensor"
+            self.fail(message, property_name="result", diagnosis="a result that is no tensor")
             raise NoResult
         got = f"{dtype_name(result.dtype)}{list(result.shape)} on {result.device.type}"
         expected = f"{dtype_name(layout.dtype)}{list(layout.size)} on {self.device.type}"

@@ -15,6 +15,8 @@ from ..cases.case import Case
 
 MOST_LINES, MOST_WIDE = 20, 400
 """Maximum lines and characters of an error message of a GEMM. Some contain the whole output of a compiler."""
+IMPOSSIBLE = "not possible here: "
+"""Beginning of the reason of a case that this machine cannot run. The GEMM did not refuse it."""
 
 
 class CaseStatus(StrEnum):

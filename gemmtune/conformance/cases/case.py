@@ -171,6 +171,11 @@ class Case:
         return (self.k, *([1] if second == "1" else [int(self.k2 or self.k)] if second else []))
 
     @property
+    def empty(self) -> bool:
+        """True if any size is 0."""
+        return 0 in (self.m, self.n, *self.summed, self.batch)
+
+    @property
     def added(self) -> bool:
         """True if there is an added operand."""
         return self.row.operand("inp") is not None

@@ -99,4 +99,4 @@ class Scope:
         declared = {PLAIN, "offset"} if traits.min_alignment > 1 else {PLAIN}
         undeclared = traits.dtypes is None or (traits.layouts is None and not case.kinds <= declared)
         undeclared = undeclared or (case.row.sparse and traits.blocks is None)
-        return undeclared or (0 in (case.m, case.n, *case.summed, case.batch) and not traits.empty)
+        return undeclared or (case.empty and not traits.empty)

@@ -16,7 +16,8 @@ from ..bench.outcome import CaseStatus, Failure, Record
 from ..cases.case import Case
 from ..diagnose import kind_of
 from ..properties.table import PROPERTIES
-from ..runs.run import PAST_TIME, Run
+from ..runs.run import OURS, PAST_TIME, Run
+from .declared import refused_declarations
 
 TILES = (16, 32, 64, 128)
 """Sizes of tiles in which a wrong element is located."""
@@ -173,13 +174,14 @@ def summarise(
     executed = sum(record.executed for record in records)
     least = run.least_executed(narrowed=narrowed or interrupted)
     few = [f"only {executed} cases were executed, expected at least {least} (min_executed)"] if 0 < executed < least else []
+    unkept = () if run.options.spec.target.startswith(OURS) else refused_declarations(run.scope.traits, records)
     properties = tuple(_property_summaries(run, records, narrowed=narrowed or interrupted))
     summary = Summary(
         run=run,
         properties=properties,
         groups=tuple(_groups(records)),
         records=records,
-        complaints=(*complaints, *surprises, *few, *(stale if run.lists_are_strict else [])),
+        complaints=(*complaints, *unkept, *surprises, *few, *(stale if run.lists_are_strict else [])),
         warnings=() if run.lists_are_strict else tuple(stale),
         notes=tuple(notes),
         seconds=seconds,

@@ -167,6 +167,8 @@ def _next_steps(summary: Summary) -> Iterator[str]:
         if options.html is None:
             yield "      --html FILE maps the wrong elements; --save-failing DIR keeps the cases for --repro DIR."
     elif summary.standing is Standing.NOT_TESTED and summary.refused:
+        if " argument" in _why_untested(summary):
+            yield "Next: let the GEMM take the arguments of torch's operation, such as f(a, b), if the error is about arguments."
         yield "Next: declare what the GEMM takes with --trait, such as dtypes=float16 or multiples=8,8,8; only that is then tested."
     elif summary.standing is Standing.CONFORMS and summary.sampled:
         yield "Next: this was a sample; --seed N takes another one; without --max-cases and --max-seconds every case runs."

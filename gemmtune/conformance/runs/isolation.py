@@ -19,7 +19,7 @@ from ...untrusted.subject import Unsuitable, subject_of
 from ...untrusted.target import Target, roots_of
 from ...workers.worker import Worker, WorkerCrashed, WorkerTimedOut
 from ..bench.bench import Bench
-from ..bench.outcome import CaseStatus, Failure, NoResult, Outcome
+from ..bench.outcome import IMPOSSIBLE, CaseStatus, Failure, NoResult, Outcome
 from ..cases.case import Case
 from ..cases.scope import Scope
 from ..diagnose.match import INPUT_RETURNED
@@ -258,7 +258,7 @@ def judge(subject: Subject, case: Case, device: torch.device, *, examine: bool =
         status = CaseStatus.REFUSED if scope.may_refuse(case) else CaseStatus.RAISED
         reason = str(refusal)
     except Impossible as obstacle:
-        status, reason = CaseStatus.REFUSED, f"not possible here: {obstacle}"
+        status, reason = CaseStatus.REFUSED, f"{IMPOSSIBLE}{obstacle}"
     failures = tuple(bench.failures)
     if status is CaseStatus.RAISED:
         failures += (Failure(property_name=case.property_name, message=f"raised for what it declares: {reason}"),)
