@@ -3,6 +3,7 @@
 import inspect
 import os
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -136,7 +137,9 @@ def target_of(value: object) -> object:
     """Return the import path of a function, class or module as text, and any other value unchanged."""
     if isinstance(value, str):
         return value
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if inspect.ismodule(value):
         return value.__name__
+    module, name, short = (getattr(value, f"__{word}__", None) for word in ("module", "qualname", "name"))
+    if isinstance(short, str) and getattr(sys.modules.get(module or ""), short, None) is value:
+        name = short  # torch.mm has a qualified name of a class that torch does not export
     return value if module is None or name is None or "<" in name else f"{module}:{name}"

@@ -86,8 +86,8 @@ def test_an_unknown_setting_lists_the_known_ones() -> None:
 
 
 def test_extra_choices_become_import_paths() -> None:
-    with settings.patch(extra_choices=[torch.nn.functional.linear, settings, "a.b:c"]) as chosen:
-        assert chosen.extra_choices == ("torch._C._nn:linear", "gemmtune.settings", "a.b:c")
+    with settings.patch(extra_choices=[torch.nn.functional.linear, torch.mm, settings, "a.b:c"]) as chosen:
+        assert chosen.extra_choices == ("torch._C._nn:linear", "torch:mm", "gemmtune.settings", "a.b:c")
     with settings.patch(extra_choices=test_patches_nest_and_end) as chosen:
         assert chosen.extra_choices == (f"{__name__}:test_patches_nest_and_end",)
     with pytest.raises(SettingsError, match="extra_choices: got <function"):
