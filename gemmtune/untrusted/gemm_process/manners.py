@@ -106,7 +106,7 @@ def call_before(function: Callable[..., Any], how: str, a: torch.Tensor, b: torc
         x.copy_(x.flip(-1))
     fewer = next((k // part for part in PARTS if k % part == 0), k) if (k := a.shape[-1]) else 0
     nan = float("nan") if a.dtype.is_floating_point else 0
-    given = {
+    ways: Mapping[str, Callable[[], Sequence[torch.Tensor]]] = {
         "other numbers": lambda: (a, b),
         "a row less": lambda: (a[..., :-1, :], b),
         "a column less": lambda: (a, b[..., :-1]),
@@ -117,9 +117,9 @@ def call_before(function: Callable[..., Any], how: str, a: torch.Tensor, b: torc
         "fewer terms": lambda: (a.reshape(-1, fewer), b.reshape(fewer, -1)),
         "a that does not fit": lambda: (a.flatten()[: -len(a)].view(len(a), -1), b),
         "b that does not fit": lambda: (a, b[:-1]),
-    }[how]
+    }
     with contextlib.suppress(Exception):
-        function(*given())
+        function(*ways[how]())
     for x, numbers in zip(own, kept, strict=True):
         x.copy_(numbers)
 
