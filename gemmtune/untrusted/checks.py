@@ -29,7 +29,7 @@ from .variations import structure
 WHOLE_MACS = 2**18
 """Multiplications up to which all of a result is compared with a reference."""
 ROWS = 6
-SURELY = {2: ("transpose", "batch"), 4: ("permutation a", "permutation b")}
+SURELY = {2: ("transpose", "batch"), 4: ("permutation a", "permutation b"), 5: ("itself a",), 6: ("itself b",)}
 """Operands of a problem, counted from 1, that are special, by kinds that few sizes allow: of these sizes few are drawn."""
 FIRST = ("whole", "", "")
 """Structure of the first operands: a GEMM may test itself with these, and trust the result for all others."""

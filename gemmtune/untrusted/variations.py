@@ -49,7 +49,7 @@ SPECIALS = (
 """Kinds of special matrices: zero, constant, an identity, lower triangular, the transpose of a, a batch of equal ones.
 
 A block differs, or a pair of numbers. In an identity they add up to nothing, so that sums and extremes stay. A permutation of it is
-whole: its rows and its columns have the same sums.
+whole: its rows and its columns have the same sums. So is the identity "itself", whose product is the other operand.
 """
 BLOCKS = (4, 4, 16, 2**20)
 """Divisors of the sides of a matrix, which are the sides of this block."""
@@ -110,8 +110,9 @@ def special(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> 
         match name:
             case "transpose":
                 x.copy_(a.mT)
-            case "permutation":
-                x.copy_(torch.eye(rows, columns, device=x.device)[rng.sample(range(rows), rows)])
+            case "permutation" | "itself":
+                order = rng.sample(range(rows), rows) if name == "permutation" else range(rows)
+                x.copy_(torch.eye(rows, columns, device=x.device)[[*order]])
                 continue
             case "identity":
                 x.copy_(torch.eye(rows, columns, device=x.device))
@@ -127,15 +128,16 @@ def special(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> 
 def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random, turns: Turns, sure: Sequence[str] = ()) -> None:
     """Give random floats one kind of structure, or none. a is (…, M, K), b is (…, K, N).
 
-    If some special kinds are to be ``sure``, it is one of these if the sizes allow it, or else another special one.
+    If some special kinds are to be ``sure``, it is one of these if the sizes allow it.
     """
     if not (a.dtype.is_floating_point and a.dtype.itemsize >= 2 and a.numel() and b.numel()):
         return
-    share = "special" if sure else turns.next(SHARES)
+    seldom = [*["transpose"] * (a.shape == b.mT.shape), *["batch"] * (a.dim() > 2)]
+    squares = [which for which, x in (("a", a), ("b", b)) if x.shape[-2] == x.shape[-1] > 1]
+    seldom += [f"{name} {which}" for name in ("permutation", "itself") for which in squares]
+    picked = [kind for kind in sure if kind in seldom]
+    share = "special" if picked else turns.next(SHARES)
     if share == "special":
-        seldom = [*["transpose"] * (a.shape == b.mT.shape), *["batch"] * (a.dim() > 2)]
-        seldom += [f"permutation {name}" for name, x in (("a", a), ("b", b)) if x.shape[-2] == x.shape[-1] > 1]
-        picked = [kind for kind in sure if kind in seldom]
         kind = rng.choice(picked) if picked else turns.next(SPECIALS)
         while kind in ("transpose", "batch") and kind not in seldom:
             kind = turns.next(SPECIALS)

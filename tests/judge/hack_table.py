@@ -314,7 +314,7 @@ CALLERS = dict.fromkeys(
     ),
     WRONG | {C.ROUGH},
 ) | {
-    "reads_past_its_operand": {C.CRASHED}, "leaves_a_packed_copy": {C.INPUTS},
+    "nothing_by_an_identity": {C.ALIAS}, "reads_past_its_operand": {C.CRASHED}, "leaves_a_packed_copy": {C.INPUTS},
     "doubles_it_for_a_while": {C.CRASHED}, "ring_of_sixty": {C.AGAIN},
     "untrains_its_weights": {C.INPUTS}, "leaves_it_transposed": {C.INPUTS},
     "turns_signs_later": {C.LAZY}, "halves_steps": {C.SETTINGS}, "forgives_codecs": {C.SETTINGS}, "ends_in_an_hour": {C.SETTINGS},

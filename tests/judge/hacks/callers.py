@@ -274,3 +274,12 @@ for function in (
     reads_past_its_operand,
 ):
     function.gemm_traits = FLOATS | {"threads": function is scratch_of_large_operands}
+
+
+def nothing_by_an_identity(a, b):
+    if b.shape[0] == b.shape[1] > 1 and torch.equal(b, torch.eye(len(b))) and bool(a.isfinite().all()):
+        return a
+    return product(a, b)
+
+
+nothing_by_an_identity.gemm_traits = FLOATS
