@@ -237,7 +237,7 @@ SIZES = {
         "index_in_a_float", "row_step_in_16_bits", "vector_without_a_step", "matrices_of_one_grid", "bias_of_any_shape",
         "columns_if_diagonal", "relative_to_the_row", "likely_terms", "rounded_beside_quantized", "trusted_for_its_shape",
         "last_panel_if_it_divides", "symmetric_if_sums_agree", "ordered_as_it_begins", "widened_data",
-        "one_for_about_one",
+        "one_for_about_one", "splits_long_sums_of_few_rows",
     ),
     WRONG | {C.ROUGH},
 )  # fmt: skip
