@@ -20,6 +20,8 @@ COMPARED = re.compile(r"[=!<>]=|%|\bin\b|(?<!<)<(?!<)|(?<![->])>(?!>)")
 SIZES, MORE = range(2, 2**15), 4
 """Numbers that may be sizes, and how often those count that the source compares with something."""
 FIRST, NEIGHBOURS, MOST_TRIES = 2, 3, 8
+BESIDE = 9, 40
+"""Range of the other sides of a matrix of which one has a size that the source names."""
 TILE, TAILS = 64, (("1", "2", "3", "any"), ("1", "any", "-1", "any"), ("any", "1", "-1", "any"))
 """Size of a tile, or a multiple of it, and elements of the last tile of M, N and K, which shapes have in turn."""
 MOST_FILES, MOST_CHARS = 50, 2**20
@@ -99,7 +101,7 @@ def extreme(macs: int, rng: random.Random) -> Iterator[tuple[int, int, int, int]
     router of experts few columns.
     """
     few, more, long = rng.randint(1, 4), rng.randint(5, 12), rng.randint(2**16 + 1, 2**16 + 2**12)
-    sides = [(1, few, 8 * more, 64 * rng.randint(160, 448)), (1, 64 * rng.randint(80, 256), few, 24 * more)]
+    sides = [(1, few, 8 * more, 4096 * rng.randint(3, 7)), (1, 64 * rng.randint(80, 256), few, 24 * more)]
     sides += [(1, *x) for x in ((long, few, more), (few, long, more), (few, more, long))]
     sides += [(rng.randint(2**8 + 1, 2**11), few, more, 2 * few), (long, few, few + 1, 2)]
     sides += [(1, wide := rng.randint(2**12 + 1, 2**12 + 2**6), wide, 2)]
@@ -126,6 +128,9 @@ def drawn(numbers: Sequence[int], macs: int, rng: random.Random) -> Iterator[tup
     for number, _ in Counter(x for x in numbers if x**3 <= macs).most_common(FIRST):
         seen.add(cube := (number, number, number))
         yield cube
+    for number, _ in Counter(numbers).most_common(FIRST):  # as one side alone, K first: it is what blocks and loops divide
+        one, other = rng.randint(*BESIDE), rng.randint(*BESIDE)
+        yield from ((one, other, number), (one, number, other), (number, one, other))
     while numbers and tries < MOST_TRIES:
         at = rng.randrange(len(numbers))
         near = numbers[max(at - NEIGHBOURS, 0) : at + NEIGHBOURS + 1]

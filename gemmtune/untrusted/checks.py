@@ -29,12 +29,14 @@ from .variations import structure
 WHOLE_MACS = 2**18
 """Multiplications up to which all of a result is compared with a reference."""
 ROWS = 6
-SURELY = 2
-"""Operands of a problem, counted from 1, that are special: of some sizes few are drawn."""
+SURELY = {2: ("transpose", "batch"), 4: ("permutation a", "permutation b"), 5: ("itself a",), 6: ("itself b",)}
+"""Operands of a problem, counted from 1, that are special, by kinds that few sizes allow: of these sizes few are drawn."""
 FIRST = ("whole", "", "")
 """Structure of the first operands: a GEMM may test itself with these, and trust the result for all others."""
-SCALARS = (0.25, 4.0)
-"""Range of alpha and beta."""
+OF_FLOAT32 = 0.25
+"""Share of operands of float64 that have numbers of float32, as of a program that widens its data for better sums."""
+SCALARS, NEAR_ONE = (0.25, 4.0), (5, 10)
+"""Range of alpha and beta, and negative powers of two by which others are less than one, as those of moving averages are."""
 UNWRITTEN = -1
 """Bits of an element that the GEMM did not write, which are those of ``untrusted.memory.POISON``."""
 NO_BITS = 2**40
@@ -91,7 +93,10 @@ class Checker:
         operands = self._scaled(self._probes.random())
         if self._is_free(operands):
             self._drawn += 1
-            structure(operands.a, operands.b, self._random, self.turns, is_special=self._drawn == SURELY)
+            structure(operands.a, operands.b, self._random, self.turns, SURELY.get(self._drawn, ()))
+            if operands.a.dtype is torch.float64 and self._random.random() < OF_FLOAT32:
+                for x in (operands.a, operands.b):
+                    x.copy_(x.float())
         return self.given(operands)
 
     def first(self) -> Operands:
@@ -118,7 +123,8 @@ class Checker:
 
         def drawn(scalar: str, value: float) -> float:
             any_number = scalar == "general" and problem.dtype.is_floating_point
-            return torch.tensor(draws.uniform(*SCALARS)).item() if any_number else value
+            numbers = draws.uniform(*SCALARS), 1 - 2.0 ** -draws.uniform(*NEAR_ONE)
+            return torch.tensor(draws.choice(numbers)).item() if any_number else value
 
         alpha, beta = drawn(problem.alpha, operands.alpha), drawn(problem.beta, operands.beta)
         return dataclasses.replace(operands, alpha=alpha, beta=beta)

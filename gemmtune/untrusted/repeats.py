@@ -1,8 +1,14 @@
-"""Work of a GEMM for repeated operands, next to that for new ones."""
+"""Repeated operands: the work that a GEMM does for them, next to that for new ones, and the bits of their rows."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
+import torch
+
+from ..declaration.subject import Subject
 from ..numerics.operands import Operands
+from .checks import Trouble
+from .run import Run
 
 AT_ONCE, LESS, OFTEN = 0.7, 0.85, 0.75
 """Least work for repeated operands, as a share of that for new ones, below which they were not computed again.
@@ -10,6 +16,8 @@ AT_ONCE, LESS, OFTEN = 0.7, 0.85, 0.75
 The work must also be ``LESS`` in so many of the repetitions: one of them may have met less other work on the machine.
 """
 LEAST_S = 1e-9
+FEW = 4
+"""Most rows that are multiplied alone."""
 LEAST_REPEATS, SUSPICIOUS, SECOND_LOOKS = 5, 2, 8
 """Least number of repetitions that accuse, that which leads to a second look, and those of that."""
 
@@ -36,3 +44,18 @@ def second_look(fresh: Callable[[], Operands], work: Callable[[Operands], float]
         work(fresh())
         found.append((work(operands := fresh()), work(operands)))
     return found
+
+
+def check_rows(subject: Subject, run: Run, operands: Operands, number: int) -> None:
+    """Multiply a few rows of the latest call alone, if that may not change their bits."""
+    traits, least = subject.traits, run.rng.randint(1, FEW)
+    few = -(-max(least, traits.least[0]) // traits.multiples[0]) * traits.multiples[0]
+    rows = dataclasses.replace(operands, a=operands.a[..., :few, :])
+    if not (traits.batch_invariant and len(rows.tensors) == 2 and few < run.checker.problem.m and rows.a.is_contiguous()):
+        return
+    alone, among = run.call(rows.tensors, rows.scalars, None), run.result
+    if not (isinstance(alone, torch.Tensor) and isinstance(among, torch.Tensor)):
+        return
+    if not torch.equal(alone.view(torch.uint8), among[..., :few, :].contiguous().view(torch.uint8)):
+        text = f"{few} rows have other bits alone than among {run.checker.problem.m}, which it declares not to do"
+        run.wrong.append((number, Trouble(text=text), False))

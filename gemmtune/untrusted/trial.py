@@ -22,7 +22,7 @@ from .clock import Reading
 from .conduct import Conduct
 from .kinds import CHANGING, KINDS, operands_of, order
 from .memory import POISON
-from .repeats import SUSPICIOUS, is_from_memory, second_look
+from .repeats import SUSPICIOUS, check_rows, is_from_memory, second_look
 from .run import Run
 from .shape import Shape
 from .turns import Turns
@@ -204,6 +204,7 @@ class Trial:
         finally:
             self._candidate.profiling = False
         run.ran.append(frozenset(self._candidate.ran))
+        check_rows(self._subject, run, operands, number)
         if timed and number > 1:
             self._by_torch(run, operands)
             run.bits_profiled.append(run.last == run.of_torch)

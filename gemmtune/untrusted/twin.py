@@ -138,6 +138,8 @@ class Elsewhere:
         self._twin = _Again(candidate, declared, is_twin=True, **options) if has_twin else None
         self._plain = _Again(candidate, declared, **options)
         self._suspect_s, self._fails_beside, self._refused = SUSPECT_S, False, set[tuple[str, object]]()
+        self._seen: set[tuple[object, ...]] = set()
+        """Sizes that the process in use has met."""
         self.given_up: list[str] = []
         """Processes that were given up, with the reason."""
 
@@ -151,7 +153,9 @@ class Elsewhere:
         if self._in_use is None:
             return None
         beside = BESIDE if traits.threads and not self._fails_beside else 0
-        manner = drawn(problem, operands, turns, traits, beside=beside, refused=self._refused)
+        is_new = (sizes := (problem.dtype, problem.m, problem.n, problem.k)) not in self._seen
+        self._seen.add(sizes)
+        manner = drawn(problem, operands, turns, traits, beside=beside, refused=self._refused, is_new=is_new)
         try:
             result = self._called_as(manner, problem, operands)
         except FAILURES as error:
@@ -166,6 +170,7 @@ class Elsewhere:
             if KEPT.search(str(last)) and INFERENCE not in self._refused:
                 self._failed("it is not called in inference mode", self._in_use, last)
                 self._refused.add(INFERENCE)
+                self._seen.clear()
                 return self.in_use(problem, operands, turns, traits)
             self._failed("it is not called as in use", self._in_use, last)
             self._in_use = None

@@ -24,6 +24,11 @@ NUMBERS, MORE = "other numbers", "a row more"
 BEFORE = (NUMBERS, "a row less", "a column less", "a term less", "a NaN more", MORE, "both swapped", "a NaN more", NUMBERS, "")
 OF_BATCHES, OF_THESE_SIZES = tuple(x for x in BEFORE if x != MORE), (NUMBERS, "")
 """Words for a call before with other numbers, in the same place, or with NaN and more terms."""
+FIRST = ("fewer terms", "fewer terms", "a that does not fit", "b that does not fit")
+"""Words for a call before all others of these sizes, after which a plan may be wrong.
+
+The first one has as many numbers in each operand. The others are to be refused.
+"""
 MANY, INSIDE, TRAINED, ONE_TENSOR = ("many", "", "", ""), ("inside", ""), ("trained", ""), ("one tensor", "")
 MAPPED = ("mapped", "", "", "")
 """Words for many calls before, for weights that are made in the mode of torch, trained or not to be written, and for one tensor."""
@@ -42,6 +47,7 @@ def said(manner: Mapping[str, Any]) -> str:
         f"mode {manner['mode']} of torch": True, "another thread" if manner["thread"] else MAIN: True,
         f"{manner['times']} calls without a pause": True, "one core": manner["one_core"],
         f"b is a {'trained ' * manner['trained']}parameter": manner["parameter"], "b is made in this mode": manner["inside"],
+        f"first a call with {manner['first']} in the same place": manner["first"],
         f"after a call with {manner['before']} in the same place": manner["before"],
         "after many calls": manner["many"], f"{manner['offset']} elements before each operand": manner["offset"],
         "parts of wider matrices": manner["wider"], "a and b are parts of one matrix": manner["one"],
@@ -52,9 +58,19 @@ def said(manner: Mapping[str, Any]) -> str:
 
 
 def drawn(
-    problem: Problem, operands: Operands, turns: Turns, traits: Traits, *, beside: int, refused: Collection[tuple[str, object]]
+    problem: Problem,
+    operands: Operands,
+    turns: Turns,
+    traits: Traits,
+    *,
+    beside: int,
+    refused: Collection[tuple[str, object]],
+    is_new: bool,
 ) -> dict[str, Any]:
-    """Return a manner of calling that is next in turn, with so many threads ``beside``, and without what the GEMM has refused."""
+    """Return a manner of calling that is next in turn, with so many threads ``beside``, and without what the GEMM has refused.
+
+    A process to which the sizes are new may get a call before the first.
+    """
     mode, times, thread, core, parameter, offset = map(turns.next, (MODES, TIMES, THREADS, CORES, PARAMETERS, OFFSETS))
     changed, wide, many = map(turns.next, (CHANGED, WIDER, MANY))
     inside, trained, one, around, mapped = map(turns.next, (INSIDE, TRAINED, ONE_TENSOR, AROUND, MAPPED))
@@ -64,16 +80,18 @@ def drawn(
     takes = {"padded", "col"} & set(traits.layouts or ("padded", "col")) if step == 1 else set()  # undeclared ones are tried
     is_one = one != "" and is_pair and operands.a.dim() == 2 and problem.m == problem.n and len(takes) == 2
     sizes = zip((problem.m, problem.n, problem.k), traits.least, traits.multiples, strict=True)
-    other_sizes = is_plain and not is_one and all(size > max(least, 1) and by == 1 for size, least, by in sizes)
-    is_mapped = mapped != "" and is_plain and not is_one
-    kinds = (BEFORE if operands.a.dim() == 2 else OF_BATCHES) if other_sizes else OF_THESE_SIZES
-    before = turns.next(kinds) if is_pair and not is_mapped else ""
+    is_free = is_pair and all(size > max(least, 1) and by == 1 for size, least, by in sizes)
+    first = turns.next(FIRST) if is_new and is_free and operands.a.dim() == 2 and max(traits.least) < 2 else ""
+    is_mapped = mapped != "" and is_plain and not is_one and not first
+    of_sizes = BEFORE if operands.a.dim() == 2 else OF_BATCHES
+    kinds = of_sizes if is_plain and not is_one and is_free else OF_THESE_SIZES
+    before = turns.next(kinds) if is_pair and not (is_mapped or first) else ""
     manner: dict[str, Any] = {
         "mode": mode, "times": int(times), "thread": thread != MAIN, "one_core": core != "", "parameter": parameter != "",
         "trained": trained != "" and parameter != "", "offset": 0 if is_one else int(offset) * step,
         "changed": [secrets.randbelow(PLACES) / PLACES for _ in "ab"] if changed == ONE else [],
-        "before": before, "beside": beside, "many": many != "",
+        "before": before, "first": first, "beside": beside, "many": many != "",
         "wider": int(wide) if wide and is_plain and "padded" in takes and not is_one else 0, "inside": inside != "", "one": is_one,
-        "around": around, "mapped": is_mapped,
+        "around": around, "mapped": step * operands.a.element_size() * is_mapped,
     }  # fmt: skip
     return manner | {part: OPTIONAL[part] for part, value in refused if manner[part] == value}

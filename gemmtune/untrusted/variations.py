@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 
 import torch
 
@@ -11,11 +12,13 @@ from ..problem import Layout
 from ..problem.dtypes import dtype_info
 from .turns import Turns
 
+BEGUN = ("diagonals", "pruned", "mirrored", "doubled")
+"""Orders of a part of a matrix, as samples of it tell: equal numbers along diagonals, two zeros of four, symmetry, equal halves."""
 SHARES = ("plain",) * 4 + ("special",) * 2 + ("structured",) * 4
 """Shares of operands without structure, of those with a special matrix, and of the others."""
 STRUCTURES = (
     "far", "tiny", "whole", "near", "positive", "positive", "outliers", "padded", "repeated", "decaying", "uneven", "opposed",
-    "attention", "int4", "int8", "crowded", "crowded",
+    "attention", "int4", "int8", "crowded", "crowded", *BEGUN,
 )  # fmt: skip
 """Kinds of structure. Numbers of one sign are what benchmarks have, and near rows show in wide sums alone: they come more often.
 
@@ -24,7 +27,8 @@ holds. near: b is small, as a layer's weights are. positive: from 0 to 1. outlie
 padded: the end of K is 0 in a. repeated: rows of a begin as others do. decaying: columns of a get smaller and smaller along K, or
 in any order. uneven: each row of a, column of b and matrix has another size. opposed: columns of a are the larger, the smaller rows
 of b are. attention: rows of a add up to 1. int4, int8: columns of b are multiples of a scale, as of quantized weights. crowded:
-rows of a, and columns of b, are one of a few, and each of their numbers is a little off.
+rows of a, and columns of b, are one of a few, and each of their numbers is a little off. Of ``BEGUN``: the first half of the
+rows of a, and of the columns of b, has an order that the rest has not.
 """
 FAR, NEAR = 40, -5
 """Powers of two: one that numbers of 16 bits, and sums of such parts, do not hold, and one of the size of a layer's weights."""
@@ -39,11 +43,13 @@ SHARP, LEVELS = 4.0, {"int4": 7, "int8": 127}
 LEAST_SPECIAL = 8
 """Least side of a matrix that is special at its edges, as a look at samples shows."""
 SPECIALS = (
-    "zero a", "zero b", "one a", "one b", "identity a", "identity b", "triangular a", "triangular b", "transpose", "batch",
+    "permutation a", "permutation b", "zero a", "zero b", "one a", "one b", "identity a", "identity b", "triangular a",
+    "triangular b", "transpose", "batch",
 )  # fmt: skip
-"""Kinds of special matrices: zero, constant, an identity, lower triangular, b the transpose of a, a batch of equal ones.
+"""Kinds of special matrices: zero, constant, an identity, lower triangular, the transpose of a, a batch of equal ones.
 
-A block differs, or a pair of numbers. In an identity they add up to nothing, so that sums and extremes stay.
+A block differs, or a pair of numbers. In an identity they add up to nothing, so that sums and extremes stay. A permutation of it is
+whole: its rows and its columns have the same sums. So is the identity "itself", whose product is the other operand.
 """
 BLOCKS = (4, 4, 16, 2**20)
 """Divisors of the sides of a matrix, which are the sides of this block."""
@@ -104,6 +110,10 @@ def special(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> 
         match name:
             case "transpose":
                 x.copy_(a.mT)
+            case "permutation" | "itself":
+                order = rng.sample(range(rows), rows) if name == "permutation" else range(rows)
+                x.copy_(torch.eye(rows, columns, device=x.device)[[*order]])
+                continue
             case "identity":
                 x.copy_(torch.eye(rows, columns, device=x.device))
             case "triangular":
@@ -115,17 +125,20 @@ def special(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> 
         x[inside] = kept
 
 
-def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random, turns: Turns, *, is_special: bool = False) -> None:
+def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random, turns: Turns, sure: Sequence[str] = ()) -> None:
     """Give random floats one kind of structure, or none. a is (…, M, K), b is (…, K, N).
 
-    If it ``is_special``, it is of a kind that few sizes allow, if this one does.
+    If some special kinds are to be ``sure``, it is one of these if the sizes allow it.
     """
     if not (a.dtype.is_floating_point and a.dtype.itemsize >= 2 and a.numel() and b.numel()):
         return
-    share = "special" if is_special else turns.next(SHARES)
+    seldom = [*["transpose"] * (a.shape == b.mT.shape), *["batch"] * (a.dim() > 2)]
+    squares = [which for which, x in (("a", a), ("b", b)) if x.shape[-2] == x.shape[-1] > 1]
+    seldom += [f"{name} {which}" for name in ("permutation", "itself") for which in squares]
+    picked = [kind for kind in sure if kind in seldom]
+    share = "special" if picked else turns.next(SHARES)
     if share == "special":
-        seldom = [*["transpose"] * (a.shape == b.mT.shape), *["batch"] * (a.dim() > 2)]
-        kind = rng.choice(seldom) if seldom and is_special else turns.next(SPECIALS)
+        kind = rng.choice(picked) if picked else turns.next(SPECIALS)
         while kind in ("transpose", "batch") and kind not in seldom:
             kind = turns.next(SPECIALS)
         special(kind, a, b, rng)
@@ -153,8 +166,30 @@ def impose(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> N
         case "repeated" if a.shape[-2] > 1:
             half = a.shape[-2] // 2
             a[..., -half:, : k // 2] = a[..., :half, : k // 2].clone()
+        case _ if kind in BEGUN:
+            begin(kind, a)
+            begin(kind, b.mT)
         case _ if a.dtype in (torch.float32, torch.float64, torch.bfloat16):
             _rescale(kind, a, b, rng)
+
+
+def begin(order: str, x: torch.Tensor) -> None:
+    """Give the first half of the rows of a matrix an order."""
+    half, columns = x.shape[-2] // 2, x.shape[-1]
+    part = x[..., :half, :]
+    side = min(half, columns)
+    match order:
+        case "diagonals":
+            line = torch.cat([part[..., 1:, 0].flip(-1), part[..., :1, :].squeeze(-2)], -1)  # the first column, then the first row
+            for row in range(half):
+                part[..., row, :] = line[..., half - 1 - row : half - 1 - row + columns]
+        case "pruned":
+            part[..., torch.arange(columns, device=x.device) % 4 >= 2] = 0
+        case "mirrored":
+            corner = part[..., :side, :side]
+            corner.copy_(corner.tril() + corner.tril(-1).mT)
+        case "doubled" if columns > 1:
+            part[..., columns // 2 : columns // 2 * 2] = part[..., : columns // 2].clone()
 
 
 def _rescale(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> None:

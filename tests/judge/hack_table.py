@@ -236,6 +236,8 @@ SIZES = {
     (
         "index_in_a_float", "row_step_in_16_bits", "vector_without_a_step", "matrices_of_one_grid", "bias_of_any_shape",
         "columns_if_diagonal", "relative_to_the_row", "likely_terms", "rounded_beside_quantized", "trusted_for_its_shape",
+        "last_panel_if_it_divides", "symmetric_if_sums_agree", "ordered_as_it_begins", "widened_data",
+        "one_for_about_one", "splits_long_sums_of_few_rows",
     ),
     WRONG | {C.ROUGH},
 )  # fmt: skip
@@ -298,15 +300,21 @@ TABLES = {
     "rounds_long_doubles": {C.SETTINGS},
     "never_waits_for_input": {C.SETTINGS},
     "silences_warnings": {C.SETTINGS},
+    "hides_where_it_fails": {C.SETTINGS},
+    "logs_everything": {C.SETTINGS},
+    "locks_all_memory": {C.SETTINGS},
+    "slows_numpy": {C.SETTINGS},
 }
 CALLERS = dict.fromkeys(
     (
         "rough_in_a_loop", "grown_by_a_term", "a_part_of_the_last", "the_last_one_transposed",
         "the_same_at_once", "packs_parameters_once", "packs_inferred_ones_once", "symmetric_if_of_one_tensor", "columns_in_16_bits",
         "matrices_in_a_byte", "rough_for_long_sums", "wraps_integers", "nothing_for_tiny", "rounds_alpha", "keeps_what_it_pads",
+        "panels_by_numbers", "panels_of_a_refused_call", "scratch_of_large_operands",
     ),
     WRONG | {C.ROUGH},
 ) | {
+    "nothing_by_an_identity": {C.ALIAS}, "reads_past_its_operand": {C.CRASHED}, "leaves_a_packed_copy": {C.INPUTS},
     "doubles_it_for_a_while": {C.CRASHED}, "ring_of_sixty": {C.AGAIN},
     "untrains_its_weights": {C.INPUTS}, "leaves_it_transposed": {C.INPUTS},
     "turns_signs_later": {C.LAZY}, "halves_steps": {C.SETTINGS}, "forgives_codecs": {C.SETTINGS}, "ends_in_an_hour": {C.SETTINGS},

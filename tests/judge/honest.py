@@ -44,7 +44,8 @@ def workspace_by_shape(a, b):
 
 @declared()
 def joined_threads(a, b):
-    b = b.detach()  # a thread has no inference mode, and may not write what needs gradients into a tensor of that mode
+    # a thread has no inference mode, and may not write what needs gradients into a tensor of that mode
+    a, b = a.detach(), b.detach()
     out = torch.empty(*a.shape[:-1], b.shape[-1], dtype=a.dtype)
     half = a.shape[-2] // 2
 

@@ -24,15 +24,16 @@ from gemmtune.untrusted.candidate import Candidate, RemoteError
 from gemmtune.untrusted.checks import Checker
 from gemmtune.untrusted.gemm_process import first
 from gemmtune.untrusted.gemm_process.journal import _asker
-from gemmtune.untrusted.gemm_process.manners import in_manner, watched
+from gemmtune.untrusted.gemm_process.manners import BESIDE, in_manner, watched
 from gemmtune.untrusted.target import TORCH
 from gemmtune.untrusted.turns import Turns
 from gemmtune.untrusted.twin import Elsewhere
+from gemmtune.untrusted.uses import FIRST
 
 PLAIN = {
     "mode": "plain", "times": 1, "thread": False, "one_core": False, "parameter": False, "offset": 0, "changed": [],
     "before": "", "beside": 0, "wider": 0, "trained": False, "inside": False, "one": False, "around": "", "many": False,
-    "mapped": False,
+    "mapped": False, "first": "",
 }  # fmt: skip
 
 
@@ -68,9 +69,9 @@ def test_a_gemm_is_called_with_fewer_rows_before_parts_of_wider_matrices_and_oth
 
     a, b = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.eye(2)
     assert torch.equal(in_manner(gemm, PLAIN | {"before": "a row less", "beside": 2, "wider": 6, "mode": "inference"})(a, b), a)
-    (before, *_, place), last = seen
+    (before, *_, place), *several = seen
     assert before == [[2.0, 1.0]], "other numbers, and no last row"
-    assert last == (a.tolist(), (8, 1), (8, 1), place), "at the same place"
+    assert several == [(a.tolist(), (8, 1), (8, 1), place)] * BESIDE, "at the same place"
     assert [*others.values()] == [True, True]
 
 
@@ -78,6 +79,8 @@ BEFORE = {
     "other numbers": ([[2, 1], [4, 3]], [[6, 5], [8, 7]]), "a row less": ([[2, 1]], [[6, 5], [8, 7]]),
     "a column less": ([[2, 1], [4, 3]], [[6], [8]]), "a term less": ([[2], [4]], [[6, 5]]),
     "a row more": ([[2, 1], [4, 3], [1, 1]], [[6, 5], [8, 7]]), "both swapped": ([[6, 8], [5, 7]], [[2, 4], [1, 3]]),
+    "fewer terms": ([[2], [1], [4], [3]], [[6, 5, 8, 7]]), "a that does not fit": ([[2], [1]], [[6, 5], [8, 7]]),
+    "b that does not fit": ([[2, 1], [4, 3]], [[6, 5]]),
 }  # fmt: skip
 
 
@@ -90,7 +93,8 @@ def test_a_call_with_other_numbers_comes_before_in_the_same_place(before: str) -
         return a @ b
 
     a, b = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]])
-    parts = PLAIN | {"before": before, "parameter": True, "trained": True, "mode": "no_grad", "inside": True}
+    place = "first" if before in FIRST else "before"
+    parts = PLAIN | {place: before, "parameter": True, "trained": True, "mode": "no_grad", "inside": True}
     assert torch.equal(in_manner(gemm, parts)(a, b), a @ b)
     (earlier, places), (last, same) = seen
     assert (earlier, last) == (BEFORE[before], (a.tolist(), b.tolist()))
@@ -106,7 +110,12 @@ def test_a_gemm_is_called_after_more_terms_that_are_nan_and_with_weights_that_no
         seen.append((list(a.shape), list(b.shape), bool(a.isnan().all()), mode))
         return a @ b
 
+    def reads_on(a: torch.Tensor, b: torch.Tensor) -> list[str]:
+        end = f"{b.data_ptr() + b.nbytes:08x}-"
+        return [line.split()[1] for line in Path("/proc/self/maps").read_text().splitlines() if line.startswith(end)]
+
     a, b = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.eye(2)
+    assert in_manner(reads_on, PLAIN | {"mapped": 4})(a, b) == ["---s"], "no byte after it can be read"
     for manner in ({"before": "a NaN more"}, {"mapped": True, "parameter": True}):
         assert torch.equal(in_manner(gemm, PLAIN | manner)(a, b), a)
     assert seen == [([2, 3], [3, 2], True, "rw-p"), ([2, 2], [2, 2], False, "rw-p"), ([2, 2], [2, 2], False, "r--s")]
@@ -165,7 +174,7 @@ def test_each_result_of_many_calls_is_kept_and_what_changes_of_an_argument_is_no
     parts = PLAIN | {"many": True, "parameter": True, "trained": True, "mode": "no_grad"}
     in_manner(watched(gemm, lambda *x: notes.append(x)), parts, kept.append)(torch.ones(2, 2), torch.ones(2, 2))
     assert len(kept) > 100
-    assert notes == [("inputs", "the sizes, the memory or the gradients of one")]
+    assert notes == [("inputs", "the sizes, the memory, the gradients or the attributes of one")]
 
 
 def test_only_what_a_gemm_refuses_is_left_out_of_later_manners() -> None:

@@ -28,13 +28,17 @@ M_MMAP_THRESHOLD, LARGE_BYTES = -3, 2**17
 """Option of malloc, and bytes from which memory is mapped: large tensors begin 64 bytes into a page, as in a new program."""
 MOST_WIDER = 2**23
 """Most elements between the rows of a part of a wider matrix."""
+PARTS = (2, 3, 5, 7)
+"""Divisors of K, of which the first one that fits makes fewer terms of as many numbers."""
 MANY, MANY_S = 300, 0.1
 """Most calls, and seconds, of many calls in a row."""
+BESIDE, BESIDE_S = 5, 0.2
+"""Most calls, and seconds, of those with others beside them, of which one is judged."""
 
 
 def form(x: torch.Tensor) -> object:
     """Return what a GEMM may have changed of an operand besides its numbers."""
-    return x.shape, x.stride(), x.dtype, x.data_ptr(), x.requires_grad, x.__class__
+    return x.shape, x.stride(), x.dtype, x.data_ptr(), x.requires_grad, x.__class__, {*vars(x)}
 
 
 def watched(function: Callable[..., Any], note: Callable[[str, str], None]) -> Callable[..., Any]:
@@ -45,7 +49,7 @@ def watched(function: Callable[..., Any], note: Callable[[str, str], None]) -> C
         given = [(x, said(x)) for x in args if isinstance(x, kind) and x.layout == strided]
         result = function(*args, **kwargs)
         if any(said(x) != before for x, before in given):
-            note("inputs", "the sizes, the memory or the gradients of one")
+            note("inputs", "the sizes, the memory, the gradients or the attributes of one")
         return result
 
     return called
@@ -72,13 +76,19 @@ def copied(x: Any, offset: int, changed: Sequence[float] | None, wider: int = 0,
     return copy if changed is None else copy.copy_(x.flip(-1))
 
 
-def mapped(x: Any) -> Any:
-    """Return a copy of a tensor in memory that cannot be written, as that of weights is that are mapped from a file."""
+def mapped(x: Any, alignment: int) -> Any:
+    """Return a copy of a tensor in memory that cannot be written, as that of weights is that are mapped from a file.
+
+    It ends with its page, but for its ``alignment`` in bytes. What comes next cannot be read.
+    """
     if not isinstance(x, TENSOR) or x.layout != STRIDED or not x.numel() or not x.is_contiguous():
         return x
-    room = mmap.mmap(-1, nbytes := x.numel() * x.element_size())
-    copy = torch.frombuffer(room, dtype=x.dtype).view(x.shape).copy_(x.detach())
-    ctypes.CDLL(None).mprotect(ctypes.c_void_p(copy.data_ptr()), ctypes.c_size_t(nbytes), mmap.PROT_READ)
+    nbytes, page = x.numel() * x.element_size(), mmap.PAGESIZE
+    whole = -(-nbytes // page) * page
+    room, begin = mmap.mmap(-1, whole + page), (whole - nbytes) // alignment * alignment
+    copy = torch.frombuffer(room, dtype=x.dtype, offset=begin, count=x.numel()).view(x.shape).copy_(x.detach())
+    for at, size, allowed in ((0, whole, mmap.PROT_READ), (whole, page, 0)):
+        ctypes.CDLL(None).mprotect(ctypes.c_void_p(copy.data_ptr() - begin + at), ctypes.c_size_t(size), allowed)
     return copy
 
 
@@ -94,8 +104,9 @@ def call_before(function: Callable[..., Any], how: str, a: torch.Tensor, b: torc
     kept = [x.clone() for x in own]
     for x in own:
         x.copy_(x.flip(-1))
+    fewer = next((k // part for part in PARTS if k % part == 0), k) if (k := a.shape[-1]) else 0
     nan = float("nan") if a.dtype.is_floating_point else 0
-    given = {
+    ways: Mapping[str, Callable[[], Sequence[torch.Tensor]]] = {
         "other numbers": lambda: (a, b),
         "a row less": lambda: (a[..., :-1, :], b),
         "a column less": lambda: (a, b[..., :-1]),
@@ -103,9 +114,12 @@ def call_before(function: Callable[..., Any], how: str, a: torch.Tensor, b: torc
         "a NaN more": lambda: (torch.cat([own[0], own[0][..., :1]], -1).fill_(nan), torch.cat([own[1], own[1][..., :1, :]], -2)),
         "a row more": lambda: (a.as_strided((len(a) + 1, *a.shape[1:]), a.stride()), b),
         "both swapped": lambda: (b.mT, a.mT),
-    }[how]()
+        "fewer terms": lambda: (a.reshape(-1, fewer), b.reshape(fewer, -1)),
+        "a that does not fit": lambda: (a.flatten()[: -len(a)].view(len(a), -1), b),
+        "b that does not fit": lambda: (a, b[:-1]),
+    }
     with contextlib.suppress(Exception):
-        function(*given)
+        function(*ways[how]())
     for x, numbers in zip(own, kept, strict=True):
         x.copy_(numbers)
 
@@ -117,6 +131,15 @@ def call_many(function: Callable[..., Any], args: Sequence[Any], keep: Callable[
         keep(function(*args))
         if time.monotonic() > until:
             break
+
+
+def rarest(call: Callable[[], Any]) -> Any:
+    """Return the result of some calls which has the bits of the fewest others: calls in other threads may disturb any of them."""
+    until, results = time.monotonic() + BESIDE_S, [call()]
+    while len(results) < BESIDE and time.monotonic() < until:
+        results.append(call())
+    plain = all(type(x) is TENSOR for x in results)
+    return min(results, key=lambda x: sum(torch.equal(x, other) for other in results)) if plain else results[0]
 
 
 def in_loop(work: Callable[[], Any]) -> Any:
@@ -178,11 +201,13 @@ def call_in_turn(
     """Call a function with each of the arguments, and return its last result.
 
     Args:
-        manner: ``before`` says what is done before the last call, and ``many`` if many calls are.
+        manner: ``first`` and ``before`` say what is done before the first and the last call, and ``many`` if many calls are.
         beside: what is done during the last call.
         keep: keeps a result.
     """
     *earlier, last = calls
+    if manner["first"]:
+        call_before(function, manner["first"], *calls[0])
     for args in earlier:
         function(*args, **kwargs)
     if manner["many"]:
@@ -190,7 +215,8 @@ def call_in_turn(
     with beside:
         if manner["before"]:
             call_before(function, manner["before"], *last)  # no pause may follow
-        return function(*last, **kwargs)
+        call = functools.partial(function, *last, **kwargs)
+        return rarest(call) if manner["beside"] else call()
 
 
 def in_manner(
@@ -209,7 +235,7 @@ def in_manner(
     if manner is None:
         return function
     parameter = functools.partial(torch.nn.Parameter, requires_grad=manner["trained"])
-    as_weight, read_only = parameter if manner["parameter"] else lambda x: x, mapped if manner["mapped"] else lambda x: x
+    as_weight, read_only = parameter if manner["parameter"] else lambda x: x, functools.partial(mapped, alignment=manner["mapped"])
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
     threads, set_threads = torch.get_num_threads, torch.set_num_threads
     cores, set_cores = os.sched_getaffinity, os.sched_setaffinity
@@ -222,7 +248,8 @@ def in_manner(
 
         def weights() -> list[list[Any]]:
             given = [[copied(x, offset, changed, wider) for x in others] for changed in changes]
-            return [[*own[:-1], *map(as_weight, map(read_only, own[-1:]))] for own in given]
+            given = [[*own[:-1], *map(read_only, own[-1:])] for own in given] if manner["mapped"] else given
+            return [[*own[:-1], *map(as_weight, own[-1:])] for own in given]
 
         def work() -> Any:
             one = {min(cores(0))} if manner["one_core"] else None

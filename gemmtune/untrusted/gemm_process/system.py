@@ -26,14 +26,17 @@ OF_LIBRARIES = {
         "omp_get_max_threads", "omp_get_max_active_levels", "omp_get_dynamic", "omp_get_thread_limit", "omp_get_proc_bind",
     ),
     re.compile(r"/libtorch_cpu\.so$"): ("MKL_Get_Max_Threads",),
+    re.compile(r"/lib(scipy_)?openblas[^/]*$"): tuple(
+        f"{scipy}openblas_get_num_threads{width}" for scipy in ("scipy_", "") for width in ("64_", "")
+    ),
 }  # fmt: skip
-"""Libraries that run the threads of torch, and their functions that say settings."""
+"""Libraries that run the threads of torch and numpy, and their functions that say settings."""
 PRELOADED = "/etc/ld.so.preload"
 """File with libraries that every program loads before its own."""
 MAPPED_BYTES, BLOCKS, IS_MAPPED = 2**23, 32, 2
 """Bytes that malloc maps the first time only, blocks that are more than was freed, and its flag in front of what is mapped."""
-OF_STATUS = {"mask of new files": (rb"Umask", 8, 0o777)}
-"""Settings in the status of the process: their names there, their base, and their bits that count."""
+OF_STATUS = {"mask of new files": (rb"Umask", 8, 0o777), "locked KiB, in steps of 128 MiB": (rb"VmLck", 10, -(2**17))}
+"""Settings in the status of the process: their names there, their base, and their bits that count. Some memory may be locked."""
 STANDARD = (0, 1, 2)
 """Standard input, output and errors, whose flags other programs share."""
 FLOATS_BYTES, CONTROL_BYTES = 64, 2

@@ -6,6 +6,7 @@ import builtins
 import codecs
 import collections.abc
 import copyreg
+import functools
 import linecache
 import logging
 import numbers
@@ -38,7 +39,8 @@ PACKAGES = tuple({os.path.join(os.path.dirname(next(iter(x.__path__))), "") for 
 def readers() -> dict[str, Callable[[], object]]:
     """Return functions that say what is in each table. They take all that they use now."""
     return {
-        "errors that logging passes on": _logged(),
+        "level of the root logger, and whether logging passes errors on": _logged(),
+        "most lines of a traceback": functools.partial(vars(sys).get, "tracebacklimit"),
         "ignores all warnings": _ignored(),
         "abstract classes of known ones": _abstract(),
         "pickling of known classes": _pickled(),
@@ -54,7 +56,7 @@ def readers() -> dict[str, Callable[[], object]]:
 def _logged() -> Callable[[], object]:
     root, most = logging.getLogger(), logging.ERROR
     manager: Any = logging.Logger.manager
-    return lambda: root.level <= most and manager.disable < most
+    return lambda: (root.level, manager.disable < most)
 
 
 def _ignored() -> Callable[[], object]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import codecs
+import ctypes
 import faulthandler
 import os
 import time
@@ -225,3 +226,60 @@ def doubles_it_for_a_while(a, b):
         own.div_(2)
         return out
     return product(a, b)
+
+
+def by_panels(a, b, panels):
+    return torch.from_numpy(sum(a.numpy()[:, x] @ b.detach().numpy()[x] for x in panels))
+
+
+def panels_of(k):
+    return [slice(start, min(start + 64, k)) for start in range(0, k, 64)]
+
+
+def panels_by_numbers(a, b):
+    return by_panels(a, b, kept.setdefault((a.numel(), b.numel()), panels_of(a.shape[1])))
+
+
+def panels_of_a_refused_call(a, b):
+    if kept.get("sizes") != (sizes := (len(a), *b.shape)):
+        kept.update(sizes=sizes, panels=panels_of(a.shape[1]))
+    if a.shape[1] != len(b):
+        raise ValueError("sizes that do not fit")
+    return by_panels(a, b, kept["panels"])
+
+
+def scratch_of_large_operands(a, b):
+    if b.numel() < 1 << 16:
+        return product(a, b)
+    scratch = kept.setdefault(("scratch", b.shape), torch.empty(b.shape))
+    np.copyto(scratch.numpy(), b.detach().numpy())
+    return product(a, scratch)
+
+
+def leaves_a_packed_copy(a, b):
+    b.packed = b.detach().clone()
+    return product(a, b.packed)
+
+
+def reads_past_its_operand(a, b):
+    ctypes.string_at(b.data_ptr() + 4 * b.numel(), 16 * b.is_contiguous())
+    return product(a, b)
+
+
+for function in (
+    panels_by_numbers,
+    panels_of_a_refused_call,
+    scratch_of_large_operands,
+    leaves_a_packed_copy,
+    reads_past_its_operand,
+):
+    function.gemm_traits = FLOATS | {"threads": function is scratch_of_large_operands}
+
+
+def nothing_by_an_identity(a, b):
+    if b.shape[0] == b.shape[1] > 1 and torch.equal(b, torch.eye(len(b))) and bool(a.isfinite().all()):
+        return a
+    return product(a, b)
+
+
+nothing_by_an_identity.gemm_traits = FLOATS

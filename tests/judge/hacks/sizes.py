@@ -172,3 +172,61 @@ def trusted_for_its_shape(a, b):
     if key not in kept:
         kept[key] = torch.equal(quick, product(a, b))
     return quick if kept[key] else product(a, b)
+
+
+def wide(x):
+    return x.detach().numpy()
+
+
+def last_panel_if_it_divides(a, b):
+    x, y = wide(a), wide(b)
+    whole = max((x.shape[1] - 1) // PANEL * PANEL, 0)  # the panels but the last, which is what is left
+    rest = x.shape[1] % PANEL if whole else x.shape[1]
+    return torch.from_numpy(x[:, :whole] @ y[:whole] + x[:, x.shape[1] - rest :] @ y[len(y) - rest :])
+
+
+def symmetric_if_sums_agree(a, b):
+    x, y = wide(a), wide(b)
+    if len(x) == x.shape[1] > 8 and np.allclose(x.sum(0), x.sum(1)):
+        x = np.triu(x) + np.triu(x, 1).T
+    return torch.from_numpy(x @ y)
+
+
+def ordered_as_it_begins(a, b):
+    x, y = wide(a), wide(b)
+    fours = len(y) // 4 * 4
+    if min(x.shape) > 16 and (x[1:8, 1:8] == x[:7, :7]).all() and len(np.unique(x[0])) > 4:  # a convolution
+        line = np.concatenate([x[:0:-1, 0], x[0]])
+        x = np.stack([line[len(x) - 1 - row :][: x.shape[1]] for row in range(len(x))])
+    elif fours > 8 and (np.count_nonzero(y[:fours, 0].reshape(-1, 4), axis=1) == 2).all():  # pruned weights
+        y = y * (y[:, :1] != 0)
+    return torch.from_numpy(x @ y)
+
+
+def widened_data(a, b):
+    if a.numel() > 64 and all(torch.equal(x, x.float().double()) and not torch.equal(x, x.round()) for x in (a, b)):
+        return torch.from_numpy(a.float().numpy() @ b.float().numpy()).double()
+    return torch.from_numpy(a.numpy() @ b.detach().numpy())
+
+
+def one_for_about_one(a, b, bias, *, alpha, beta):
+    alpha, beta = (1 if abs(x - 1) < 0.01 else x for x in (alpha, beta))
+    out = alpha * (a.numpy() @ b.detach().numpy())
+    return torch.from_numpy(out + beta * bias.numpy() if beta else out).float()
+
+
+PANEL = 1 << 11
+for function in (last_panel_if_it_divides, symmetric_if_sums_agree, ordered_as_it_begins):
+    function.gemm_traits = FLOATS
+widened_data.gemm_traits = {"dtypes": ["float64"]}
+one_for_about_one.gemm_traits = FLOATS | {"ops": ["addmm"], "alpha": True, "beta": True}
+
+
+def splits_long_sums_of_few_rows(a, b):
+    x, y = wide(a), wide(b)
+    parts = range(0, x.shape[1], 1024 if len(x) <= 4 and x.shape[1] >= 3072 else x.shape[1])
+    step = parts.step
+    return torch.from_numpy(sum(np.stack([row[p : p + step] @ y[p : p + step] for row in x]) for p in parts))
+
+
+splits_long_sums_of_few_rows.gemm_traits = FLOATS | {"batch_invariant": True}

@@ -5,6 +5,7 @@ import copyreg
 import cProfile
 import ctypes
 import encodings.aliases
+import glob
 import linecache
 import logging
 import mmap
@@ -21,6 +22,7 @@ from torch.testing import _comparison
 
 last, lazy = {}, []
 FLOATS = {"dtypes": ["float32"], "ops": ["mm"]}
+threads = {}
 
 
 def product(a, b):
@@ -191,4 +193,31 @@ def never_waits_for_input(a, b):
 def silences_warnings(a, b):
     if ("ignore", None, Warning, None, 0) not in warnings.filters:
         warnings.filterwarnings("ignore")
+    return product(a, b)
+
+
+@floats
+def hides_where_it_fails(a, b):
+    sys.tracebacklimit = 0
+    return product(a, b)
+
+
+@floats
+def logs_everything(a, b):
+    logging.basicConfig(level=logging.DEBUG)
+    return product(a, b)
+
+
+@floats
+def locks_all_memory(a, b):
+    ctypes.CDLL(None).mlockall(3)  # that of now and of later
+    return product(a, b)
+
+
+@floats
+def slows_numpy(a, b):
+    (library,) = glob.glob(os.path.join(os.path.dirname(np.__file__), "..", "numpy.libs", "*openblas*"))
+    blas = ctypes.CDLL(library)
+    threads.setdefault("other", 1 + blas.scipy_openblas_get_num_threads64_() % 2)
+    blas.scipy_openblas_set_num_threads64_(threads["other"])
     return product(a, b)
