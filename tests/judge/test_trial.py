@@ -355,14 +355,14 @@ def test_bits_that_differ_in_twins_alone_are_torchs_work(tmp_path: Path, monkeyp
 
 KEEPS = """
 import os, torch
-kept = []
+kept = {}
 def mm(a, b):
     if not kept:
         open(os.path.expanduser("~/.kept"), "w").close()
-        kept.append(torch.zeros(len(a), b.shape[1]))
-    return kept[0].copy_(a @ b).clone()
+    buffer = kept.setdefault((len(a), b.shape[1]), torch.zeros(len(a), b.shape[1]))
+    return buffer.copy_(a @ b).clone()
 """
-"""A buffer that may not be written outside of inference mode if the first call was inside."""
+"""A buffer for each size that may not be written outside of inference mode if the first call was inside."""
 
 
 def test_a_gemm_that_keeps_what_inference_mode_made_is_called_in_other_modes(tmp_path: Path) -> None:
