@@ -30,6 +30,15 @@ def takes(function: Callable[..., object], name: str) -> bool:
     return name in parameters or any(x.kind is x.VAR_KEYWORD for x in parameters.values())
 
 
+def takes_two(function: Callable[..., object]) -> bool:
+    """Return True if a function is known to take two arguments alone, as f(a, b)."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def check_keywords(name: str, function: Callable[..., object], traits: Traits) -> None:
     """Raise SubjectError if the traits declare a keyword that the function does not take."""
     adds = any(ROWS[op].operand("inp") is not None for op in traits.ops or ())

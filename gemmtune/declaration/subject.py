@@ -31,7 +31,7 @@ from ..errors import ErrorFromChoice, SubjectError, TraitsError
 from ..problem import Problem
 from ..problem.flags import precision_scope
 from ..problem.fused import BROUGHT
-from .calling import Caller, caller_of, check_keywords, takes
+from .calling import Caller, caller_of, check_keywords, takes, takes_two
 from .labels import OPS, ROWS
 from .traits import ATTRIBUTE, Traits
 
@@ -116,16 +116,19 @@ class _Wrapped(Subject):
 FUSED = {own.op: name for name, own in BROUGHT.items() if own.required}
 """Operations to the names of their functions with a built-in epilogue."""
 NAMED_OPS = tuple(op for op in OPS if ROWS[op].operand("inp") is None)
-"""Operations that an undeclared function computes if it has their name. addmm is not among them: only functions of a namespace have
-torch's order of arguments."""
+"""Operations that an undeclared function computes if it has their name."""
 
 
 class FunctionSubject(_Wrapped):
-    """One function for every declared operation. Without declared operations, its name or else mm is the operation."""
+    """One function for every declared operation. Without declared operations, its name or else mm is the operation.
+
+    A function named addmm that takes two matrices alone is an mm.
+    """
 
     def __init__(self, name: str, function: Callable[..., object], traits: Traits) -> None:
-        named = getattr(function, "__name__", "")
-        super().__init__(name, traits.changed({"ops": [named if named in NAMED_OPS else "mm"]}) if traits.ops is None else traits)
+        op = getattr(function, "__name__", "")
+        op = op if op in NAMED_OPS or (op in OPS and not takes_two(function)) else "mm"
+        super().__init__(name, traits.changed({"ops": [op]}) if traits.ops is None else traits)
         self._function = function
         check_keywords(self.name, function, self.traits)
 

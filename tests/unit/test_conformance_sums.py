@@ -66,6 +66,18 @@ def test_functions_and_namespaces_get_four_operands() -> None:
         assert torch.allclose(subject(Call(problem=problem, tensors=x.tensors)), expected, atol=1e-5)
 
 
+def test_an_undeclared_addmm_takes_three_operands() -> None:
+    def addmm(inp: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return inp + a @ b
+
+    def of_two(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return a @ b if bias is None else a @ b + bias
+
+    of_two.__name__ = "addmm"
+    for function, op in ((addmm, "addmm"), (torch.addmm, "addmm"), (torch.mm, "mm"), (of_two, "mm")):
+        assert FunctionSubject("f", function, Traits()).traits.ops == (op,)
+
+
 def test_a_function_without_the_keyword_of_the_added_operand_gets_it_first() -> None:
     def in_order(inp: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float) -> torch.Tensor:
         return beta * inp + a @ b
