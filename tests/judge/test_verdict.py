@@ -251,6 +251,14 @@ def test_a_process_that_has_ended_is_replaced() -> None:
     candidate.close()
 
 
+def test_a_gemm_that_ends_its_program_says_how(tmp_path: Path) -> None:
+    (path := tmp_path / "ends.py").write_text("def mm(a, b): raise SystemExit('bye')\n")
+    candidate = Candidate(target_of(f"{path}:mm"))
+    with pytest.raises(CandidateEnded, match=r"(?s)exited with status 1.*SystemExit: bye"):
+        candidate.call("", (torch.randn(3, 4), torch.randn(4, 5)), {})
+    candidate.close()
+
+
 def test_an_answer_that_comes_too_late_answers_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
     process_of_torch = Candidate(TORCH)
     process_of_torch.opened()

@@ -125,15 +125,16 @@ def fork_on_request(control: socket.socket) -> None:
         homes.append(request["environment"]["HOME"])
         pid = os.fork()
         if not pid:
-            status = None
+            status, code = None, 0
             try:
                 status = _begin(request, fds, control, own)
-            except Exception:  # noqa: BLE001 - the end of its output is reported
+            except BaseException:  # noqa: BLE001 - such as SystemExit of the GEMM; the end of its output is reported
                 traceback.print_exc()
+                code = 1
             finally:
                 sys.stderr.flush()
                 if status is None:
-                    os._exit(0)
+                    os._exit(code)
             raise SystemExit(status)  # as a program ends, with what is to run then
         forks.add(pid)
         for fd in fds:
