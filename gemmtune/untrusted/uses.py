@@ -32,7 +32,7 @@ The first one has as many numbers in each operand. The others are to be refused.
 MANY, INSIDE, TRAINED, ONE_TENSOR = ("many", "", "", ""), ("inside", ""), ("trained", ""), ("one tensor", "")
 MAPPED = ("mapped", "", "", "")
 """Words for many calls before, for weights that are made in the mode of torch, trained or not to be written, and for one tensor."""
-AROUND = ("event loop", "", "", "")
+AROUND = ("event loop", "waits that end early", "", "", "")
 """Words for what is around a call."""
 INFERENCE = ("mode", "inference")
 OPTIONAL: Mapping[str, object] = {"trained": False, "one": False, "wider": 0, "offset": 0, "around": "", "mode": "plain"}

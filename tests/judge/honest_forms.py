@@ -290,3 +290,14 @@ def pins_its_threads(a, b):
     thread.start()
     thread.join()
     return found[0]
+
+
+@declared()
+def asks_its_thread_often(a, b):
+    """Wait for a thread in short steps, until it has ended."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(product(a, b)))
+    thread.start()
+    while thread.is_alive():
+        thread.join(timeout=0.01)
+    return found[0]

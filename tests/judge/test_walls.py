@@ -141,9 +141,9 @@ def test_counters_of_any_python_are_no_settings() -> None:
     ],
 )
 def test_the_allocator_is_that_of_glibc(file: str, preload: str, is_so: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LD_PRELOAD", preload)
     monkeypatch.setattr("gemmtune.untrusted.gemm_process.system.PRELOADED", "/nowhere")
-    assert is_of_glibc(os.fsencode(file)) is is_so
+    variables = f"HOME=/\0{'LD_PRELOAD=' if preload else 'LD_PRELOADED='}{preload}\0"
+    assert is_of_glibc(os.fsencode(file), variables.encode()) is is_so
 
 
 def test_the_first_process_asks_for_no_gpu() -> None:

@@ -123,16 +123,17 @@ def _has_malloc_of_glibc() -> bool:
     """Return True if no other allocator is preloaded: sizes before its blocks would say something else."""
     program, place = ctypes.CDLL(None), _Place()
     program.dladdr(ctypes.cast(program.malloc, ctypes.c_void_p), ctypes.byref(place))
-    return is_of_glibc(place.file or b"")
+    with open("/proc/self/environ", "rb") as variables:
+        return is_of_glibc(place.file or b"", variables.read())
 
 
-def is_of_glibc(file: bytes) -> bool:
-    """Return True if malloc is glibc's where its address is in a file.
+def is_of_glibc(file: bytes, variables: bytes) -> bool:
+    """Return True if malloc is glibc's where its address is in a file, with these variables at the start of the program.
 
     An executable at a fixed address, as Debian's Python is, has an entry of its own for what is preloaded, or else for glibc's.
     """
-    name = os.path.basename(file)
-    return name.startswith(b"libc.so") or not (b".so" in name or os.environ.get("LD_PRELOAD") or os.path.exists(PRELOADED))
+    name, preloads = os.path.basename(file), b"\0LD_PRELOAD=" in b"\0" + variables
+    return name.startswith(b"libc.so") or not (b".so" in name or preloads or os.path.exists(PRELOADED))
 
 
 def _mapped() -> Callable[[], bool]:
