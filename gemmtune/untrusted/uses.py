@@ -30,7 +30,7 @@ FIRST = ("fewer terms", "fewer terms", "a that does not fit", "b that does not f
 The first one has as many numbers in each operand. The others are to be refused.
 """
 MANY, INSIDE, TRAINED, ONE_TENSOR = ("many", "", "", ""), ("inside", ""), ("trained", ""), ("one tensor", "")
-MAPPED = ("mapped", "", "", "")
+MAPPED = ("mapped", "", "")
 """Words for many calls before, for weights that are made in the mode of torch, trained or not to be written, and for one tensor."""
 AROUND = ("event loop", "waits that end early", "", "", "")
 """Words for what is around a call."""
@@ -73,7 +73,7 @@ def drawn(
     """
     mode, times, thread, core, parameter, offset = map(turns.next, (MODES, TIMES, THREADS, CORES, PARAMETERS, OFFSETS))
     changed, wide, many = map(turns.next, (CHANGED, WIDER, MANY))
-    inside, trained, one, around, mapped = map(turns.next, (INSIDE, TRAINED, ONE_TENSOR, AROUND, MAPPED))
+    inside, trained, one, around = map(turns.next, (INSIDE, TRAINED, ONE_TENSOR, AROUND))
     step = max(traits.min_alignment // operands.a.element_size(), 1)
     is_pair = len(operands.tensors) == 2
     is_plain = is_pair and operands.a.is_contiguous()
@@ -82,7 +82,7 @@ def drawn(
     sizes = zip((problem.m, problem.n, problem.k), traits.least, traits.multiples, strict=True)
     is_free = is_pair and all(size > max(least, 1) and by == 1 for size, least, by in sizes)
     first = turns.next(FIRST) if is_new and is_free and operands.a.dim() == 2 and max(traits.least) < 2 else ""
-    is_mapped = mapped != "" and is_plain and not is_one and not first
+    is_mapped = is_plain and not is_one and not first and turns.next(MAPPED) != ""
     of_sizes = BEFORE if operands.a.dim() == 2 else OF_BATCHES
     kinds = of_sizes if is_plain and not is_one and is_free else OF_THESE_SIZES
     before = turns.next(kinds) if is_pair and not (is_mapped or first) else ""

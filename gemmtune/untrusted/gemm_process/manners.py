@@ -30,8 +30,8 @@ MOST_WIDER = 2**23
 """Most elements between the rows of a part of a wider matrix."""
 PARTS = (2, 3, 5, 7)
 """Divisors of K, of which the first one that fits makes fewer terms of as many numbers."""
-WAITS, LATE_S = ((threading.Thread, "join"), (threading.Condition, "wait")), 1.0
-"""Methods that wait for other threads, and the limit in seconds from which they wait in any case."""
+LATE_S, DELAY_S = 1.0, 0.02
+"""Limit in seconds from which a wait for other threads waits in any case, and seconds by which new ones work later."""
 MANY, MANY_S = 300, 0.1
 """Most calls, and seconds, of many calls in a row."""
 BESIDE, BESIDE_S = 5, 0.2
@@ -92,6 +92,12 @@ def mapped(x: Any, alignment: int) -> Any:
     for at, size, allowed in ((0, whole, mmap.PROT_READ), (whole, page, 0)):
         ctypes.CDLL(None).mprotect(ctypes.c_void_p(copy.data_ptr() - begin + at), ctypes.c_size_t(size), allowed)
     return copy
+
+
+def weight(manner: Mapping[str, Any], x: Any) -> Any:
+    """Return the last argument as a manner has it: in memory that cannot be written, as a parameter, or as it is."""
+    x = mapped(x, manner["mapped"]) if manner["mapped"] else x
+    return torch.nn.Parameter(x, requires_grad=manner["trained"]) if manner["parameter"] else x
 
 
 def in_one(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,22 +199,23 @@ def held(get: Callable[[], Any], put: Callable[[Any], object], value: Any) -> It
 
 
 def as_if_late(work: Callable[[], Any]) -> Any:
-    """Return what a function returns while waits for threads with a short limit end at once, as on a machine that is too busy."""
+    """Return what a function returns while new threads work late, and waits with a short limit end at once: the machine is busy."""
+    threads: Any = threading.Thread
+    conditions: Any = threading.Condition
+    join, wait, run = threads.join, conditions.wait, threads.run
 
-    def ended(wait: Callable[..., Any]) -> Callable[..., Any]:
-        def at_once(self: Any, timeout: float | None = None) -> Any:
-            return wait(self, timeout if timeout is None or timeout >= LATE_S else 0)
+    def ends_at_once(waits: Callable[..., Any]) -> Any:
+        return lambda self, timeout=None: waits(self, timeout if timeout is None or timeout >= LATE_S else 0)
 
-        return at_once
+    def late(self: Any) -> None:
+        time.sleep(DELAY_S)
+        run(self)
 
-    waits = [(kind, name, getattr(kind, name)) for kind, name in WAITS]
-    for kind, name, wait in waits:
-        setattr(kind, name, ended(wait))
     try:
+        threads.join, conditions.wait, threads.run = ends_at_once(join), ends_at_once(wait), late
         return work()
     finally:
-        for kind, name, wait in waits:
-            setattr(kind, name, wait)
+        threads.join, conditions.wait, threads.run = join, wait, run
 
 
 AROUND: Mapping[str, Callable[[Callable[[], Any]], Any]] = {
@@ -250,15 +257,15 @@ def in_manner(
     Args:
         manner: ``mode`` of torch, the number of ``times``, elements before each tensor as the ``offset``, elements by which its
             rows are ``wider`` apart, what is ``around`` a call, and True or False for a ``thread`` of its own, for ``one_core``
-            alone, and for the last argument as the ``parameter`` of a module, which may be ``trained``, or ``mapped``. The first
-            is made in the mode, and so are the others if made ``inside``. Two may be parts of ``one`` matrix. Calls before the last
-            have numbers that are ``changed``. A call may come ``before`` the last, and ``many``. ``beside`` more threads call.
+            alone, and for the last argument as the ``parameter`` of a module, which may be ``trained``, or ``mapped`` with an
+            alignment. The first is made in the mode, and so are the others if made ``inside``. Two may be parts of ``one`` matrix.
+            Calls before the last have numbers that are ``changed``. A call may come ``first``, ``before`` the last, and ``many``.
+            ``beside`` more threads call.
         keep: keeps a result, whose memory no later one may have.
     """
     if manner is None:
         return function
-    parameter = functools.partial(torch.nn.Parameter, requires_grad=manner["trained"])
-    as_weight, read_only = parameter if manner["parameter"] else lambda x: x, functools.partial(mapped, alignment=manner["mapped"])
+    as_weight = functools.partial(weight, manner)
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
     threads, set_threads = torch.get_num_threads, torch.set_num_threads
     cores, set_cores = os.sched_getaffinity, os.sched_setaffinity
@@ -271,16 +278,15 @@ def in_manner(
 
         def weights() -> list[list[Any]]:
             given = [[copied(x, offset, changed, wider) for x in others] for changed in changes]
-            given = [[*own[:-1], *map(read_only, own[-1:])] for own in given] if manner["mapped"] else given
             return [[*own[:-1], *map(as_weight, own[-1:])] for own in given]
 
         def work() -> Any:
             one = {min(cores(0))} if manner["one_core"] else None
+            threads_beside = calling(function, beside, kwargs, manner["mode"])
             with held(lambda: cores(0), lambda x: set_cores(0, x), one), in_mode():
                 activations = [copied(first, offset, changed, wider, spare) for changed in changes]
-                calls = [(own, *rest) for own, rest in zip(activations, made or weights(), strict=True)]
-                calls = [in_one(*x) for x in calls] if manner["one"] else calls
-                threads_beside = calling(function, beside, kwargs, manner["mode"])
+                given = zip(activations, made or weights(), strict=True)
+                calls = [in_one(own, *rest) if manner["one"] else (own, *rest) for own, rest in given]
                 return around(lambda: call_in_turn(function, calls, manner, threads_beside, keep, kwargs))
 
         made = [] if manner["inside"] else weights()
