@@ -32,7 +32,7 @@ from gemmtune.device import DeviceInfo, preset
 from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Problem
 from gemmtune.selector.defaults import LARGE, RULE
-from gemmtune.selector.features import Described, Matrix, features, floor_us, group_of, kernel_of, kind_of, why_unknown
+from gemmtune.selector.features import Described, Matrix, features, floor_us, group_of, is_ruled, kernel_of, kind_of, why_unknown
 from gemmtune.selector.predictor import NEAR, STEPS_PER_OCTAVE, Forest, Portfolio, shipped_predictor, size_of
 from gemmtune.selector.shipped import ShippedTime, file_of, weight_of
 from gemmtune.store.store import Row, Store
@@ -161,7 +161,8 @@ def overlap_us(groups: Any) -> float:
 
 
 def fitted(known: Sequence[Measured]) -> dict[str, Forest]:
-    """Fit a forest to each group of kinds of weights."""
+    """Fit a forest to each group of kinds of weights, without what the rule serves."""
+    known = [x for x in known if not is_ruled(x.problem)]
     return {group: _forest([x for x in known if x.group == group]) for group in sorted({x.group for x in known})}
 
 
@@ -220,6 +221,7 @@ def as_arrays(members: Sequence[HistGradientBoostingRegressor]) -> Forest:
 def portfolio(known: Sequence[Measured]) -> Portfolio:
     """Return the choices that add the most over CUDA's listed ones, and the sizes at which each kernel was measured."""
     gains, reached, names = [], [], list[str]()
+    known = [x for x in known if not is_ruled(x.problem)]
     for x in known:
         at = dict(zip((row.name for row in x.rows), np.log2(x.times_us[x.torch] / x.times_us), strict=True))
         reached.append(max(gain for row, gain in zip(x.rows, at.values(), strict=True) if row.baseline or listed(row)))
@@ -250,6 +252,8 @@ def listed(row: Row) -> bool:
 
 def chosen(x: Measured, forests: Mapping[str, Forest], known: Portfolio) -> tuple[int, bool]:
     """Return the index of the choice for a problem, and if it is a predicted one. Torch serves where no gain is likely."""
+    if is_ruled(x.problem):
+        return x.ruled(), False
     times = forests[x.group](x.table).astype(np.float64)
     gains: np.ndarray = times[:, x.torch : x.torch + 1] - times
     likely = known.likely(gains, x.problem.m)

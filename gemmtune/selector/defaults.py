@@ -1,7 +1,8 @@
 """Tables for weights that nobody tuned. Every choice is verified here first, and only those of floats on a CPU are timed.
 
-Where the shipped predictor knows the GPU and the kind of weight, it chooses. Elsewhere a rule serves weights of 4 or 8 bits: torch
-has no product of them, and dequantizing the whole weight in each call takes longer than the product itself up to some 500 rows.
+Where the shipped predictor knows the GPU and the kind of weight, it chooses. Elsewhere, and up to FEWEST_ROWS rows, a rule serves
+weights of 4 or 8 bits: torch has no product of them, and dequantizing the whole weight in each call takes longer than the product
+itself up to some 500 rows.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from ..device import DeviceInfo
 from ..problem.rows import RowClass
 from ..settings import Settings
 from ..store.store import Ranged, Store
+from .features import FEWEST_ROWS
 from .precompile import Compilation
 from .predicted import ROWS, Gains, baseline_of, kept_kernels, likely_gains, offered_by, ordered
 from .predictor import shipped_predictor
@@ -35,7 +37,7 @@ FEW_ROWS = ("cuda:skinny", "triton:mixed_words")
 SOME_ROWS = ("cuda:wgmma", "triton:mixed_words")
 LARGE = ("cuda:wgmma_stream", "cuda:wgmma")
 RULE: tuple[tuple[int, tuple[str, ...]], ...] = (
-    (1, ("cuda:gemv", *FEW_ROWS)),
+    (FEWEST_ROWS, ("cuda:gemv", *FEW_ROWS)),
     (16, FEW_ROWS),
     (32, FEW_ROWS),
     (64, SOME_ROWS),

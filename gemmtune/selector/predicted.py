@@ -13,7 +13,7 @@ from ..choice import Choice, Offers
 from ..filters import filtered
 from ..problem import Problem
 from ..settings import Settings
-from .features import kernel_of, kind_of
+from .features import is_ruled, kernel_of, kind_of
 from .offers import enabled_backends, legal_offers, named_choice
 from .predictor import Predictor
 from .range_work import Work
@@ -62,7 +62,7 @@ def likely_gains(work: Work, predictor: Predictor | None, shipped: Shipped | Non
 
 
 def shipped_gains(work: Work, problem: Problem, shipped: Shipped) -> dict[Choice, float] | None:
-    """Return the measured gains of choices that are the same kernels here. None if the problem was not measured."""
+    """Return the measured gains of choices that are the same kernels here. None if none was measured."""
     times = shipped.at(problem)
     torch_us = next((x.time_us for x in times if x.baseline), None)
     if torch_us is None:
@@ -72,7 +72,7 @@ def shipped_gains(work: Work, problem: Problem, shipped: Shipped) -> dict[Choice
         choice = None if x.baseline else named_choice(x.name, x.name.partition(":")[0], problem, work.device, work.settings)
         if choice is not None and choice.content_hash.startswith(x.content_hash):
             found[choice] = math.log2(torch_us / x.time_us)
-    return found
+    return found if found or all(x.baseline for x in times) else None
 
 
 def known_choices(work: Work, problem: Problem, predictor: Predictor) -> dict[str, Choice]:
@@ -81,7 +81,7 @@ def known_choices(work: Work, problem: Problem, predictor: Predictor) -> dict[st
     Of CUDA's the predictor names other launches of listed kernels. Finding them by name alone takes 5 ms each.
     """
     portfolio = predictor.portfolios.get(kind_of(problem))
-    if portfolio is None or not predictor.knows(problem, work.device):
+    if portfolio is None or is_ruled(problem) or not predictor.knows(problem, work.device):
         return {}
     names = {name: name.partition(":")[0] for name in portfolio.names if portfolio.supports(name, problem)}
     found = [named_choice(x, backend, problem, work.device, work.settings) for x, backend in names.items() if backend != LISTED]

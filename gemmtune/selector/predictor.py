@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..choice import Choice
 from ..device import DeviceInfo
 from ..problem import Problem
-from .features import NAMES, Described, features, floor_us, group_of, kernel_of, kind_of, why_unknown
+from .features import NAMES, Described, features, floor_us, group_of, is_ruled, kernel_of, kind_of, why_unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +143,9 @@ class Predictor:
         """Return log2 of the predicted times by name, [members], of the choices that were measured near the problem.
 
         Torch's own operation was measured everywhere. Only differences mean something: the floor of the problem is left out.
+        Empty for problems that the rule serves.
         """
-        if not self.knows(problem, device):
+        if is_ruled(problem) or not self.knows(problem, device):
             return {}
         portfolio, known = self.portfolios[kind_of(problem)], dict[str, Described]()
         for choice in choices:

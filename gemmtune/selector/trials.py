@@ -11,7 +11,7 @@ from ..choice import Choice, Offers
 from ..device import DeviceInfo
 from ..problem import Problem
 from ..settings import Settings
-from .features import MEMORY_GBPS
+from .features import MEMORY_GBPS, is_ruled
 from .offers import offers_for
 from .pick import right
 from .predictor import shipped_predictor
@@ -25,6 +25,8 @@ NEAR = 0.32
 LIKELIEST = 2
 """Number of kernels of each template that are tried, whatever was measured elsewhere."""
 
+FAVOURED = "cuda:gemv"
+"""Family that is favoured where the rule serves and nothing is predicted."""
 PREDICTED = 4
 """Number of the fastest choices by prediction that a quick search tries."""
 
@@ -53,11 +55,14 @@ def trials_for(problem: Problem, device: DeviceInfo, settings: Settings, choices
     predictor, like = shipped_predictor(), measured_like(device)
     if predictor is None or like is None or settings.search == "exhaustive" or settings.batch_invariant:
         return None
-    times = predictor.times(problem, like, choices)
-    if len(times) < 2:
+    if is_ruled(problem):
+        near = [choice.name for choice in choices if choice.name.startswith(FAVOURED)]
+    else:
+        times = predictor.times(problem, like, choices)
+        ranked = sorted(times, key=lambda name: float(times[name].mean()))
+        near = [name for name in ranked if times[name].mean() <= times[ranked[0]].mean() + NEAR] if len(ranked) > 1 else []
+    if not near:
         return None
-    ranked = sorted(times, key=lambda name: float(times[name].mean()))
-    near = [name for name in ranked if times[name].mean() <= times[ranked[0]].mean() + NEAR]
     first = tuple(dict.fromkeys((*near, *likeliest(choices))))
     return Trials(first=first, favoured=frozenset(near), source=" and ".join(predictor.devices))
 

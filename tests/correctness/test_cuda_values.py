@@ -148,8 +148,12 @@ ONE_TO_FOUR: dict[str, tuple[Problem, Any]] = {
     "int8-bare": (mixed(1, 9, 16), TWO),
     "uint4-row-major-prepacked": (dataclasses.replace(mixed(2, 11, 416, layout="nn", **UINT4), prepacked=True), PAIR),
     "bfloat16-row-major-prepacked": (dataclasses.replace(mm(2, 9, 264, "nn"), prepacked=True), TWO),
+    "bfloat16-three-tiles-a-block": (mm(1, 300, 200), TWO),
+    "int4-three-tiles-a-block": (gated(mixed(2, 301, 544, **INT4, scales="group_64")), gemv_shape(8, 1, 2)),
+    "uint4-zeros-two-tiles-a-block": (mixed(1, 270, 160, **UINT4, scales="column", zeros=True), gemv_shape(8, 4, 2)),
+    "int4-zeros-two-tiles-a-block": (mixed(1, 530, 96, **INT4, scales="group_32", zeros=True), PAIR),
 }
-"""Cases with all weights and row counts, remainders of columns and K, and more or fewer lines than stages."""
+"""Cases with all weights and row counts, remainders of columns and K, more or fewer lines than stages, and walks over tiles."""
 
 
 FEW_ROWS: dict[str, tuple[Problem, Any]] = {
@@ -163,8 +167,13 @@ FEW_ROWS: dict[str, tuple[Problem, Any]] = {
 """Cases with one and more warps along both sides, remainders of all sizes, and more or fewer steps than stages."""
 
 
-def gemv(problem: Problem, shape: Any) -> CudaChoice:
-    return choice(problem, shape, pdl=True, prefetch_stages=shape.stages)
+def gemv(problem: Problem, shape: Any, **told: Any) -> CudaChoice:
+    return choice(problem, shape, pdl=True, prefetch_stages=shape.stages, **told)
+
+
+def on_few(problem: Problem, shape: Any) -> CudaChoice:
+    """Return the choice for a device of one multiprocessor, whose blocks walk over tiles."""
+    return gemv(problem, shape, multiprocessors=1)
 
 
 ROW_OF_TILES, NARROW, DIVIDED = parts_shape(64, 32, 3), parts_shape(128, 16, 2), parts_shape(64, 16, 2, 2)
@@ -189,7 +198,7 @@ def by_parts(problem: Problem, shape: Any, told: dict[str, Any]) -> CudaChoice:
 
 
 KERNELS: dict[str, tuple[Callable[..., CudaChoice], dict[str, tuple[Any, ...]]]] = {
-    "skinny": (skinny, CASES), "wgmma": (wgmma, MORE_ROWS), "gemv": (gemv, ONE_TO_FOUR), "parts": (by_parts, BY_PARTS),
+    "skinny": (skinny, CASES), "wgmma": (wgmma, MORE_ROWS), "gemv": (on_few, ONE_TO_FOUR), "parts": (by_parts, BY_PARTS),
     "wgmma_stream": (wgmma_stream, PERSISTENT), "narrow": (gemv, FEW_ROWS), "stream": (wgmma_stream, DENSE_PERSISTENT),
 }  # fmt: skip
 PICKED = [

@@ -198,7 +198,7 @@ def test_blocks_of_a_tile_divide_its_columns_evenly() -> None:
         ("bsr", blocked(512, 4096, 4096), bsr.SHAPES),
         ("bsr_skinny", blocked(9, 4096, 4096, imbalance="skewed"), [shape for shape in bsr_skinny.SHAPES if shape.block_n == 16]),
         ("cluster", mm(256, 256, 2048), (*cluster.SHAPES, *cluster.MIDDLE, *cluster.ONE_RUN)),
-        ("gemv", mm(1, 8192, 8192), gemv.SHAPES),
+        ("gemv", mm(1, 1024, 16384), gemv.SHAPES),
         ("narrow", mm(40, 1536, 7168), narrow.SHAPES),
         ("skinny", mixed(9, 8192, 8192, **INT4), [shape for shape in skinny.SHAPES if shape.block_m == 16]),
         ("parts", mm(8192, 8192, 8192, dtype=F32), parts.SHAPES),

@@ -309,7 +309,7 @@ def test_record_of_gemv() -> None:
     assert (work.rows, work.cols, work.row_bytes, work.prefetch_stages) == (3, 1001, 2048, 4)
     assert (work.a_pitch, work.b_pitch, work.out_strides.row) == (8192, 2048, 1001)
     assert [(x.strides.row, x.strides.col) for x in work.epilogue.x[:2]] == [(1001, 1), (1001, 1)]
-    assert (record.grid, record.threads, record.shared_bytes, record.cluster, record.maps) == ((1, 126, 1), 256, 2048, 1, ())
+    assert (record.grid, record.threads, record.shared_bytes, record.cluster, record.maps) == ((1, 126, 1), 256, 4096, 1, ())
     assert dict(record.alignment) == {A: 16, B: 16}
     assert [one.operand for one in record.addresses] == [OUT, operand_at(0), operand_at(1), A, B]
     biased = choice(addmm(1, 128, 256), VECTOR).record

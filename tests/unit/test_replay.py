@@ -24,9 +24,11 @@ from gemmtune.settings import Search, Settings
 from gemmtune.store.key import canonical
 
 H200 = Path(__file__).parents[2] / "benchmarks/replay/nvidia-h200.json.gz"
-"""Every choice that default searches measured for 253 problems on one H200: bfloat16, and weights of 4 and 8 bits."""
+"""Every choice that default searches measured for 247 problems, most of them on one H200: bfloat16, and weights of 4 and 8 bits."""
 EVERY_CHOICE = H200.with_name("nvidia-h100-exhaustive.json.gz")
 """Every legal choice of some products, measured on one H100."""
+MOST_ROWS_OF_GEMV = 4
+"""Rows up to which the data have other kernels than today's."""
 MACHINE = canonical({"device": "NVIDIA H200", "arch": "sm90", "sm_count": "132", "timing": "graph"})
 
 
@@ -50,7 +52,7 @@ def at_the_end(curve: Curve) -> dict[str, float]:
 def test_searches_find_what_was_found_on_an_h200(first: int, stored: Callable[[Path], Source]):
     """The stored choices are those of default searches: this says that today's ranking and variants still lead to the best."""
     found = replay(stored(H200).known[first::8], ("quick", "default"), Settings(), ("tuning",))
-    assert found.problems >= 31
+    assert found.problems >= 30
     assert not found.skipped
     quick, default = map(mostly_known, found.curves)
     assert len(default.traces) >= 25, "the data lack most choices of too many searches"
@@ -67,12 +69,13 @@ def test_searches_find_what_was_found_on_an_h200(first: int, stored: Callable[[P
 @pytest.mark.rotates(2)
 @pytest.mark.parametrize(("search", "every"), [("quick", 4), ("default", 1)])
 def test_searches_come_near_the_fastest_of_all_legal_choices(search: Search, every: int, stored: Callable[[Path], Source]):
-    found = replay(stored(EVERY_CHOICE).known[::every], (search,), Settings(), ("tuning",))
-    assert found.problems >= 32 / every
+    known = [x for x in stored(EVERY_CHOICE).known if x.problem is not None and x.problem.m > MOST_ROWS_OF_GEMV]
+    found = replay(known[::every], (search,), Settings(), ("tuning",))
+    assert found.problems >= 26 / every
     assert not found.skipped
     assert found.measured > 1000, "these are no exhaustive measurements"
     [curve] = found.curves
-    assert curve.known > 0.95, "a search asks for choices that were not measured"
+    assert curve.known > 0.94, "a search asks for choices that were not measured"
     assert at_the_end(curve)["median"] <= 0.01
     assert at_the_end(curve)["worst"] <= 0.05
 
