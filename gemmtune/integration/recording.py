@@ -61,8 +61,10 @@ class Recording:
             got = type(data).__name__
             if isinstance(data, dict):
                 got = ", ".join(f"{x} {shown(data.get(x))}" for x in ("format", "version"))
+            other = isinstance(data, list) or (isinstance(data, dict) and "shapes" in data)
             raise InvalidProblemError(
                 f"{source}: got {got}, expected a file that gemmtune record has written, {FORMAT!r} of version {VERSION}"
+                + "; tune a file of shapes by --shapes" * other
             )
         recording = cls()
         if not isinstance(data.get("problems"), list):
