@@ -10,6 +10,7 @@ import click
 
 from ..errors import InvalidProblemError, raised_as
 from ..foreign import parse_json, read_text, shown
+from ..integration.recording import FORMAT as RECORDING
 from ..operand_kinds import full_dtype_name
 from ..problem import Problem
 from ..selector.segments import rows_of
@@ -127,6 +128,8 @@ def _entries(path: str) -> list[tuple[Any, str]]:
     except ValueError as error:
         raise InvalidProblemError(f"--shapes: {path} is not JSON, nor a file of TunableOp: {error}") from error
     entries = data.get("shapes") if isinstance(data, dict) else data
+    if isinstance(data, dict) and data.get("format") == RECORDING:
+        raise InvalidProblemError(f"--shapes: {path}: got a file of gemmtune record, expected shapes; tune it by --recorded {path}")
     if not isinstance(entries, list) or not entries:
         raise InvalidProblemError(
             f"--shapes: {path}: got {_show(data)}, expected a list of entries such as "

@@ -81,7 +81,8 @@ def check_operands(op: str, named: Sequence[tuple[str, object]]) -> None:
     """Raises InvalidProblemError unless all are tensors on one device (0-D tensors may be on the CPU, as torch allows)."""
     for name, value in named:
         if not isinstance(value, torch.Tensor):
-            raise InvalidProblemError(f"{op}: {name} must be a torch.Tensor, got {type(value).__name__}")
+            remedy = "; a number is part of the function, as in lambda x: 2.5 * x" if name.startswith("epilogue_args") else ""
+            raise InvalidProblemError(f"{op}: {name} must be a torch.Tensor, got {type(value).__name__}{remedy}")
         if value.is_nested:
             raise InvalidProblemError(f"{op}: {name}: got a nested tensor, expected a plain one; pad it, or multiply its parts")
         if value.is_quantized:

@@ -10,6 +10,7 @@ from torch import nn
 
 from .. import settings
 from ..device import DeviceInfo, detect
+from ..dispatch.checks import is_dense
 from ..dispatch.ranges import forget_range_plans, range_plan_for
 from ..dispatch.ready import forget_plans
 from ..errors import NoValidChoicesError, ShortMemoryError
@@ -161,7 +162,7 @@ def _quantized(weight: QuantizedWeight) -> Problem | None:
 
 def _dense(module: nn.Module, weight: torch.Tensor) -> Problem | None:
     """Return the product of a Linear or of HF's Conv1D with some rows, as its forward states it."""
-    if not is_linear(module) and not is_conv1d(module):
+    if not is_dense(weight) or (not is_linear(module) and not is_conv1d(module)):
         return None
     b, bias = weight.t() if is_linear(module) else weight, getattr(module, "bias", None)
     rows = torch.empty(ROWS, b.shape[0], dtype=weight.dtype, device=weight.device)

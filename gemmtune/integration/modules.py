@@ -128,7 +128,9 @@ def _by_pick(
     picks: Picks, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, transposed: bool
 ) -> tuple[Tensor | None, Bound | Picks | None]:
     """Return the product by the pick, or None for torch, and the pick as in ``_linear``. With ``transposed`` the weight is bᵀ."""
-    if not is_dense(x) or weight is None or not x.is_contiguous() or x.dim() < 2 or weight.dim() != 2:
+    if not is_dense(x) or not x.is_contiguous() or x.dim() < 2 or weight is None or weight.dim() != 2:
+        return None, picks
+    if not isinstance(weight, QuantizedWeight) and not is_dense(weight):  # a class of another library may have no transpose
         return None, picks
     if x.dim() > 2 and bias is not None and bias.dim() > 1:  # it broadcasts to the batch, not to its rows
         return None, picks

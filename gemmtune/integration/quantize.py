@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..errors import InvalidProblemError
 from ..foreign import shown
 from ..problem.dtypes import dtype_name
+from ..quantized.rounding import check_plain
 from ..quantized.weight import QuantizedWeight
 from ..warning import warn
 from .experts import is_experts
@@ -141,7 +142,7 @@ def _unfit(chosen: Weights, kind: Bits) -> dict[str, list[str]]:
             unfit[f"got a weight of {weight.layout}, expected a dense one"].append(whole)
         elif not weight.numel():
             unfit[f"got a weight {list(weight.shape)}, expected one with elements"].append(whole)
-        elif kind == "int4" and (inputs := _matrix(module, name).shape[-2]) % (even := 2 if weight.dim() == 2 else _GROUPS[0]):
+        elif kind == "int4" and (inputs := _inputs(module, weight)) % (even := 2 if weight.dim() == 2 else _GROUPS[0]):
             unfit[f"got {inputs} inputs in a weight {list(weight.shape)}, expected a multiple of {even} for int4"].append(whole)
     return unfit
 
@@ -269,10 +270,16 @@ def is_skipped(name: str, skip: Collection[str]) -> bool:
     return any(name == word or name.endswith(f".{word}") for word in skip)
 
 
+def _inputs(module: nn.Module, weight: Tensor) -> int:
+    """Return K of a weight, without a view of it: a class of another library may have none."""
+    return weight.shape[-1 if _is_transposed(module) else -2]
+
+
 def _matrix(module: nn.Module, name: str) -> Tensor:
     """Return the weight as [K, N], or [G, K, N] of experts. An ``nn.Linear`` and most experts have [N, K]."""
     weight = module._parameters[name]
     assert weight is not None
+    check_plain(weight)
     return weight.detach().mT if _is_transposed(module) else weight.detach()
 
 

@@ -61,8 +61,11 @@ class Recording:
             got = type(data).__name__
             if isinstance(data, dict):
                 got = ", ".join(f"{x} {shown(data.get(x))}" for x in ("format", "version"))
+            entries = data.get("shapes") if isinstance(data, dict) else data
+            other = isinstance(entries, list) and any(isinstance(entry, dict) and "m" in entry for entry in entries)
             raise InvalidProblemError(
                 f"{source}: got {got}, expected a file that gemmtune record has written, {FORMAT!r} of version {VERSION}"
+                + "; tune a file of shapes by --shapes" * other
             )
         recording = cls()
         if not isinstance(data.get("problems"), list):

@@ -152,7 +152,7 @@ class _Interpreter:
             if query is None:
                 raise _unusable(f"torch.Tensor.{args[1]}")
             return query
-        if not any(isinstance(a, Ref) for a in (*args, *kwargs.values())):  # arithmetic on sizes and other plain numbers
+        if not any(isinstance(self.values[n], Ref) for n in node.all_input_nodes):  # arithmetic on sizes and other plain numbers
             if node.op == "call_function" and callable(node.target):
                 return node.target(*args, **kwargs)
             raise _unusable(str(node.target))

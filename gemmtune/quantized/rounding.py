@@ -116,6 +116,14 @@ def _rounded_experts(weight: Tensor, kind: Kind, scales: str, scale_dtype: torch
     return Rounded(stacked, torch.stack([part.scales for part in parts]), None, parts[0].encoding)
 
 
+def check_plain(weight: Tensor) -> None:
+    """Raise InvalidProblemError for a weight whose numbers are not in its memory, such as one of another library."""
+    if not isinstance(weight, HasNoMemory) and (why := why_composed([weight], floats=False)) is not None:
+        raise InvalidProblemError(
+            f"quantize: weight: {why}, expected a plain tensor; quantize a model before it is sharded, and by one library only"
+        )
+
+
 def _check_weight(weight: object, kind: str) -> None:
     if kind not in _KINDS:
         raise InvalidProblemError(f"quantize: kind: got {kind!r}, expected one of {', '.join(_KINDS)}")
@@ -124,8 +132,7 @@ def _check_weight(weight: object, kind: str) -> None:
         raise InvalidProblemError(
             f"quantize: weight: got {got}, expected a tensor [K, N], or [G, K, N] for experts, of a float dtype, not empty"
         )
-    if not isinstance(weight, HasNoMemory) and (why := why_composed([weight], floats=False)) is not None:
-        raise InvalidProblemError(f"quantize: weight: {why}, expected a plain tensor; quantize a model before it is sharded")
+    check_plain(weight)
     if _BITS.get(kind) == 4 and weight.shape[0] % 2:
         raise InvalidProblemError(
             f"quantize: weight: got {weight.shape[0]} rows, expected an even number for {kind}; add one of zeros"

@@ -119,6 +119,43 @@ def test_layers_with_a_block_sparse_weight():
     assert not of_torch.keys() & of_dense.keys(), of_dense
 
 
+class Foreign(Tensor):
+    """A weight of another library, which knows linear products and no views."""
+
+    held: Tensor
+
+    @staticmethod
+    def of(held: Tensor) -> Foreign:
+        found: Any = Tensor._make_wrapper_subclass(Foreign, held.shape, dtype=held.dtype)
+        found.held = held
+        return found  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.linear:
+            return func(*(x.held if isinstance(x, Foreign) else x for x in args))
+        return super().__torch_function__(func, types, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return Foreign.of(args[0].held)
+        raise NotImplementedError(func)
+
+
+def test_layers_whose_weight_is_of_another_library(picked):
+    dense = nn.Linear(K, N).requires_grad_(False)
+    layer = copy.copy(dense)
+    layer._parameters = {"weight": nn.Parameter(Foreign.of(dense.weight.detach()), requires_grad=False), "bias": dense.bias}
+    x = torch.randn(3, K)
+    for how in ({}, {"tune": x, "progress": False}):
+        torch.testing.assert_close(gemmtune.optimize(layer, **how)(x), dense(x))
+    assert not picked
+    for kind in ("int8", "int4"):
+        with pytest.raises(InvalidProblemError, match=r"Foreign is a subclass .* by one library only"):
+            gemmtune.quantize_(layer, kind)
+
+
 def test_a_layer_follows_the_encoding_of_its_weight(picked):
     numbers, scales = torch.randint(0, 256, (8, N), dtype=torch.uint8), torch.rand(1, N)
     layer, x = gemmtune.optimize(nn.Linear(16, N).requires_grad_(False)), torch.randn(3, 16)

@@ -227,6 +227,8 @@ ADDRESS_BUGS = {
         lambda a, b: (a, shifted(b, (65 * 40, 40, 1))), "bound:bmm-f32-3x33x40x65-b.row~1",
     ),
     "first matrix of a used for every batch": (lambda a, b: (a[:1].expand(a.shape), b), "integers:bmm-f16-3x33x40x65"),
+    "every row repeats the first": (lambda a, b: (a[:1].expand(a.shape), b), "cancellation:mm-f32-33x40x65"),
+    "the first 16 columns repeat": (lambda a, b: (a, b[:, torch.arange(40) % 16]), "integers:mm-f32-33x40x65"),
     "first batch computed for every batch": (
         lambda a, b: (a[:1].expand(a.shape), b[:1].expand(b.shape)), "bound:bmm-f16-3x33x40x65",
     ),

@@ -291,6 +291,9 @@ def test_missing_scripts_and_invalid_recordings_are_errors(capsys, tmp_path):
     other.write_text("{}")
     assert run(["tune", "--recorded", str(other)]) == 2
     assert "got format None, version None, expected a file that gemmtune record has written" in capsys.readouterr().err
+    other.write_text('[{"m": 2, "n": 2, "k": 2}]')
+    assert run(["tune", "--recorded", str(other)]) == 2
+    assert "tune a file of shapes by --shapes" in capsys.readouterr().err
 
 
 PROGRAM_ENDS = {

@@ -101,6 +101,10 @@ BAD_CALLS = {
         "mm: out shares memory with a; give an out of its own",
     ),
     "out overlaps itself": (lambda: gemmtune.mm(A, B, out=torch.empty(5).expand(4, 5)), "several elements of out share memory"),
+    "epilogue number": (
+        lambda: gemmtune.mm(A, B, epilogue=torch.mul, epilogue_args=(2.5,)),
+        r"mm: epilogue_args\[0\] must be a torch.Tensor, got float; a number is part of the function",
+    ),
     "epilogue args": (lambda: gemmtune.mm(A, B, epilogue_args=(A,)), "mm: got 1 epilogue_args without an epilogue"),
     "epilogue shape": (
         lambda: gemmtune.mm(A, B, epilogue=lambda x, y: x + y, epilogue_args=(torch.ones(7),)),

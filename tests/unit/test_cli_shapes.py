@@ -10,7 +10,7 @@ import click
 import pytest
 import torch
 
-from gemmtune import Problem
+from gemmtune import Problem, Recording
 from gemmtune.cli.shapes import parse_shape, problems_of_file
 from gemmtune.cli.spec import Spec
 from gemmtune.cli.words import OPS
@@ -155,11 +155,14 @@ def test_malformed_entries_are_named(tmp_path, entry, message):
 
 
 @pytest.mark.parametrize(
-    "data", ["{", {"shapes": {}}, {"shape": []}, [], 3], ids=["no-json", "object", "no-shapes", "empty", "number"]
+    "data",
+    ["{", {"shapes": {}}, {"shape": []}, [], 3, Recording().to_json()],
+    ids=["no-json", "object", "no-shapes", "empty", "number", "recording"],
 )
 def test_malformed_files(tmp_path, data):
     path = file_with(tmp_path, data)
-    with pytest.raises(InvalidProblemError, match=rf"^--shapes: {re.escape(path)}.*(is not JSON|expected a list of entries)"):
+    wrong = r"(is not JSON|expected a list of entries|tune it by --recorded)"
+    with pytest.raises(InvalidProblemError, match=rf"^--shapes: {re.escape(path)}.*{wrong}"):
         problems_of_file(path, CPU)
 
 

@@ -189,6 +189,7 @@ def test_a_final_cast_sets_the_result_dtype() -> None:
         (lambda x: torch.softmax(x, -1), "torch.softmax is not a pointwise function that an epilogue can use; usable are abs, add"),
         (lambda x: F.softplus(x), "torch.nn.functional.softplus is not a pointwise function"),
         (lambda x: x.mean(), "torch.Tensor.mean is not a pointwise function"),
+        (lambda x: torch.stack([x, x]), "torch.stack is not a pointwise function"),
         (lambda x: torch.max(x), "torch.max cannot be used so"),
         (lambda x: x[0], "operator.getitem is not a pointwise function"),
         (lambda x: x.T, "torch.Tensor.T is not a pointwise function"),

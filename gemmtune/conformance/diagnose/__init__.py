@@ -22,8 +22,9 @@ BUGS: tuple[Bug, ...] = (
     epilogue.missing, epilogue.scalars, epilogue.wrong_axis, epilogue.per_split, epilogue.scales,
     quantized.factors, quantized.weights, quantized.blocks, quantized.strides, quantized.floats, sparse.blocks,
     addressing.transposed, addressing.batches, addressing.misread, addressing.miswritten,
-    k_ranges.overlapping, k_ranges.k_ranges, addressing.clamped, addressing.unmasked, rounding.unsigned, quantized.clamped_pairs,
-    rounding.narrowed, rounding.flushed, rounding.steps, rounding.partials, rounding.accumulators,
+    k_ranges.overlapping, k_ranges.k_ranges, addressing.clamped, addressing.repeated, addressing.unmasked,
+    rounding.unsigned, quantized.clamped_pairs, rounding.narrowed, rounding.flushed,
+    rounding.steps, rounding.partials, rounding.accumulators,
 )  # fmt: skip
 """Known bugs in the order of trial: certain and cheap ones first, expensive ones last."""
 COSTLY = (rounding.steps, rounding.partials, rounding.accumulators)

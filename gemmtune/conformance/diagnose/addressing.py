@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from .epilogue import added_name
-from .evidence import Matrix, View
+from .evidence import Matrix, Reading, View
 from .match import Suspect
 
 TILES = (8, 16, 32, 64, 128)
@@ -134,6 +134,21 @@ def clamped(view: View) -> Iterator[Suspect]:
         yield Suspect("last element of K replaced by the one before it", view.result(last), along_k=True)
         yield Suspect("last column of a replaced by the one before it", view.of(a=view.read("a", cols=inner)), along_k=True)
         yield Suspect("last row of b replaced by the one before it", view.of(b=view.read("b", rows=inner)), along_k=True)
+
+
+def repeated(view: View) -> Iterator[Suspect]:
+    """Yield suspects that compute one row, column or tile for all, as a program without its index does."""
+    problem = view.problem
+    for size in (1, *TILES):
+        for name, count, lines in (("row", problem.m, view.rows), ("column", problem.n, view.cols)):
+            if size >= count:
+                continue
+            text = f"every {name} repeats the first" if size == 1 else f"the first {size} {name}s repeat"
+            at = Reading(rows=lines % size) if name == "row" else Reading(cols=lines % size)
+            product = (view.read("a", **at) @ view.b if name == "row" else view.a @ view.read("b", **at)) * view.scales
+            yield Suspect(text, view.result(product), len(TILES))
+            if view.inp is not None:
+                yield Suspect(text, view.result(product, inp=view.read("inp", **at)), len(TILES))
 
 
 def unmasked(view: View) -> Iterator[Suspect]:

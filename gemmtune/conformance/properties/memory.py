@@ -20,6 +20,7 @@ TILE_EDGES: tuple[Size, ...] = (
     (1, 1, 1), (15, 17, 33), (64, 64, 64), (31, 33, 16), (63, 65, 64), (127, 129, 40), (1, 257, 8), (255, 1, 8), (100, 100, 100),
 )  # fmt: skip
 SIZES: tuple[Size, ...] = ((64, 64, 64), (33, 47, 65), (96, 40, 128))
+VECTORS: tuple[Size, ...] = ((1, 1, 1), (1, 40, 65), (65, 1, 33))
 LONG: tuple[Size, ...] = ((16, 24, 4096), (2**16 + 3, 8, 8), (40, 33, 1100), (5, 2**16 + 3, 8))
 """Sizes with a long K, whose partial sums a kernel may add up in out, and with more rows or columns than 16 bits index."""
 PLACES = ("row", "col", "row+3", "row@1")
@@ -84,7 +85,7 @@ def check_fresh_pointers(bench: Bench) -> None:
 
 def _out(name: str, scope: Scope) -> Iterator[Case]:
     strides = tuple({"out": text} for text in OUT_STRIDES)
-    yield from Sample(budget=(72, 400, 2000), shapes=(*SIZES, (1, 1, 1)), variants=strides, ops=OPS)(name, scope)
+    yield from Sample(budget=(72, 400, 2000), shapes=(*SIZES, *VECTORS), variants=strides, ops=OPS)(name, scope)
     yield from Sample(budget=(16, 56, 200), shapes=LONG, variants=strides, ops=SINGLE)(name, scope)
 
 
