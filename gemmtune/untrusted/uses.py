@@ -32,6 +32,8 @@ The first one has as many numbers in each operand. The others are to be refused.
 MANY, INSIDE, TRAINED, ONE_TENSOR = ("many", "", "", ""), ("inside", ""), ("trained", ""), ("one tensor", "")
 MAPPED = ("mapped", "", "")
 """Words for many calls before, for weights that are made in the mode of torch, trained or not to be written, and for one tensor."""
+RESULT = ("result", "", "")
+"""Words for an a that is an earlier result, changed in place."""
 AROUND = ("event loop", "waits that end early", "", "", "")
 """Words for what is around a call."""
 INFERENCE = ("mode", "inference")
@@ -49,6 +51,7 @@ def said(manner: Mapping[str, Any]) -> str:
         f"b is a {'trained ' * manner['trained']}parameter": manner["parameter"], "b is made in this mode": manner["inside"],
         f"first a call with {manner['first']} in the same place": manner["first"],
         f"after a call with {manner['before']} in the same place": manner["before"],
+        "a is an earlier result, which was changed": manner["result"],
         "after many calls": manner["many"], f"{manner['offset']} elements before each operand": manner["offset"],
         "parts of wider matrices": manner["wider"], "a and b are parts of one matrix": manner["one"],
         f"{manner['around']} around it": manner["around"], "b lies in memory that cannot be written": manner["mapped"],
@@ -86,12 +89,13 @@ def drawn(
     of_sizes = BEFORE if operands.a.dim() == 2 else OF_BATCHES
     kinds = of_sizes if is_plain and not is_one and is_free else OF_THESE_SIZES
     before = turns.next(kinds) if is_pair and not (is_mapped or first) else ""
+    is_result = turns.next(RESULT) != "" and is_plain and is_free and not is_one and before != MORE
     manner: dict[str, Any] = {
         "mode": mode, "times": int(times), "thread": thread != MAIN, "one_core": core != "", "parameter": parameter != "",
         "trained": trained != "" and parameter != "", "offset": 0 if is_one else int(offset) * step,
         "changed": [secrets.randbelow(PLACES) / PLACES for _ in "ab"] if changed == ONE else [],
         "before": before, "first": first, "beside": beside, "many": many != "",
         "wider": int(wide) if wide and is_plain and "padded" in takes and not is_one else 0, "inside": inside != "", "one": is_one,
-        "around": around, "mapped": step * operands.a.element_size() * is_mapped,
+        "around": around, "result": is_result, "mapped": step * operands.a.element_size() * is_mapped,
     }  # fmt: skip
     return manner | {part: OPTIONAL[part] for part, value in refused if manner[part] == value}

@@ -116,7 +116,7 @@ def test_narrow_operands_show_whatever_the_structure_of_the_numbers(kind: str) -
 @pytest.mark.parametrize("row", [0, 97, 599])
 def test_one_row_of_a_narrower_type_shows(row: int) -> None:
     checker = Checker(Problem.mm(600, 500, 400, dtype=torch.float32), Claims(accumulate=torch.float32), torch.device("cpu"), row)
-    x = checker.fresh()
+    x = checker.plain()
     out = x.a @ x.b
     assert checker.trouble(out, x) is None
     out[row] = x.a[row].bfloat16().float() @ x.b

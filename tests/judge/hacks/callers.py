@@ -8,6 +8,7 @@ import faulthandler
 import os
 import threading
 import time
+import weakref
 
 import numpy as np
 import torch
@@ -307,3 +308,20 @@ def nothing_by_an_identity(a, b):
 
 
 nothing_by_an_identity.gemm_traits = FLOATS
+
+
+@floats
+def joins_layers(a, b):
+    """Multiply the weights of two layers if an argument is the latest result, whose numbers a caller may have changed."""
+    last, x, w = kept.get("layer", (None, None, None))
+    if last is not None and last() is a and 2 * x.shape[1] < a.shape[1]:
+        return product(x, product(w, b))
+    out = product(a, b)
+    kept["layer"] = weakref.ref(out), a, b
+    return out
+
+
+@floats
+def one_row_for_all(a, b):
+    out = product(a, b)
+    return out[:1].expand(out.shape) if len(a) > 1 and torch.equal(a, a[:1].expand(a.shape)) else out
