@@ -4,6 +4,8 @@ import secrets
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import torch
+
 from ..declaration.traits import Traits
 from ..numerics.operands import Operands
 from ..problem import Problem
@@ -29,9 +31,10 @@ FIRST = ("fewer terms", "fewer terms", "a that does not fit", "b that does not f
 
 The first one has as many numbers in each operand. The others are to be refused.
 """
-MANY, INSIDE, TRAINED, ONE_TENSOR = ("many", "", "", ""), ("inside", ""), ("trained", ""), ("one tensor", "")
+MANY, INSIDE, TRAINED, ONE_TENSOR = ("many", "", "", ""), ("inside", ""), ("trained", ""), ("one tensor", "itself", "itself", "")
 MAPPED = ("mapped", "", "")
-"""Words for many calls before, for weights that are made in the mode of torch, trained or not to be written, and for one tensor."""
+"""Words for many calls before, for weights that are made in the mode of torch, trained or not to be written, and for one tensor,
+which may be multiplied by itself."""
 RESULT = ("result", "", "")
 """Words for an a that is an earlier result, changed in place."""
 AROUND = ("event loop", "waits that end early", "", "", "")
@@ -60,6 +63,13 @@ def said(manner: Mapping[str, Any]) -> str:
     return f"in a new process ({', '.join(one for one, holds in words.items() if holds)})"
 
 
+def cosines(operands: Operands) -> None:
+    """Let b be the transposed a, whose rows get a length of 1, as for a matrix of similarities."""
+    if operands.a.is_floating_point():
+        operands.a.div_(operands.a.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(operands.a.dtype).tiny))
+    operands.b.copy_(operands.a.mT)
+
+
 def drawn(
     problem: Problem,
     operands: Operands,
@@ -72,7 +82,7 @@ def drawn(
 ) -> dict[str, Any]:
     """Return a manner of calling that is next in turn, with so many threads ``beside``, and without what the GEMM has refused.
 
-    A process to which the sizes are new may get a call before the first.
+    A process to which the sizes are new may get a call before the first. For a product of one tensor b becomes the transposed a.
     """
     mode, times, thread, core, parameter, offset = map(turns.next, (MODES, TIMES, THREADS, CORES, PARAMETERS, OFFSETS))
     changed, wide, many = map(turns.next, (CHANGED, WIDER, MANY))
@@ -84,11 +94,13 @@ def drawn(
     is_one = one != "" and is_pair and operands.a.dim() == 2 and problem.m == problem.n and len(takes) == 2
     sizes = zip((problem.m, problem.n, problem.k), traits.least, traits.multiples, strict=True)
     is_free = is_pair and all(size > max(least, 1) and by == 1 for size, least, by in sizes)
+    if is_one and one == "itself":
+        cosines(operands)
     first = turns.next(FIRST) if is_new and is_free and operands.a.dim() == 2 and max(traits.least) < 2 else ""
     is_mapped = is_plain and not is_one and not first and turns.next(MAPPED) != ""
     of_sizes = BEFORE if operands.a.dim() == 2 else OF_BATCHES
     kinds = of_sizes if is_plain and not is_one and is_free else OF_THESE_SIZES
-    before = turns.next(kinds) if is_pair and not (is_mapped or first) else ""
+    before = turns.next(kinds) if is_pair and not is_mapped and first in ("", FIRST[0]) else ""
     is_result = turns.next(RESULT) != "" and is_plain and is_free and not is_one and before != MORE
     manner: dict[str, Any] = {
         "mode": mode, "times": int(times), "thread": thread != MAIN, "one_core": core != "", "parameter": parameter != "",

@@ -314,7 +314,7 @@ CALLERS = dict.fromkeys(
         "the_same_at_once", "packs_parameters_once", "packs_inferred_ones_once", "symmetric_if_of_one_tensor", "columns_in_16_bits",
         "matrices_in_a_byte", "rough_for_long_sums", "wraps_integers", "nothing_for_tiny", "rounds_alpha", "keeps_what_it_pads",
         "panels_by_numbers", "panels_of_a_refused_call", "scratch_of_large_operands",
-        "waits_for_a_while", "takes_what_is_done", "joins_layers",
+        "waits_for_a_while", "takes_what_is_done", "joins_layers", "nothing_across_rows",
     ),
     WRONG | {C.ROUGH},
 ) | {

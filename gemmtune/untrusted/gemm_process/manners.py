@@ -100,9 +100,9 @@ def weight(manner: Mapping[str, Any], x: Any) -> Any:
 
 
 def in_one(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return copies of a and b as parts of one matrix, as a fused projection has queries and keys, for as many columns as rows."""
-    whole = torch.cat([a, b.mT], -1)
-    return whole[..., : a.shape[-1]], whole[..., a.shape[-1] :].mT
+    """Return copies of a and b as parts of one matrix, as a fused projection has queries and keys, or a and its own transpose."""
+    whole = a if torch.equal(a, b.mT) else torch.cat([a, b.mT], -1)
+    return whole[..., : a.shape[-1]], whole[..., -a.shape[-1] :].mT
 
 
 def call_before(function: Callable[..., Any], how: str, a: torch.Tensor, b: torch.Tensor) -> None:
