@@ -49,7 +49,7 @@ NAMED_MACS, NAMED_CALLS = 2**31, 2
 """Size and number of the calls of usual sizes, and of those that the source names."""
 NARROWEST, WIDEST = 0.5, 1.6
 """Range of a side, in multiples of that of a cube."""
-SQUARE, ROUND = 3, ("a power of two", "a power of two", "any")
+SQUARE, ROUND = 3, ("any",) + ("a power of two",) * 5
 """Number of drawn shapes of which one is square, and sides of small ones. Transforms take powers of two."""
 PER_M = 10**6
 BATCHES = ((2, 3, 12), (33, 70, 130))

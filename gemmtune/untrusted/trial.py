@@ -22,7 +22,7 @@ from .clock import Reading
 from .conduct import Conduct
 from .kinds import CHANGING, KINDS, operands_of, order
 from .memory import POISON
-from .repeats import SUSPICIOUS, check_rows, is_from_memory, second_look
+from .repeats import SUSPICIOUS, check_rows, is_from_memory, rounds_products, second_look
 from .run import Run
 from .shape import Shape
 from .turns import Turns
@@ -146,7 +146,7 @@ class Trial:
             if last.device_us:
                 around_s = max(self._torch.last.wall_s - torch_s, self._hand_over_s)
                 run.hidden.append(last.wall_s - own_s - around_s > HIDDEN * own_s + HIDDEN_S)
-            if run.twins < MOST_TWINS:
+            if run.twins < MOST_TWINS and rounds_products(operands):
                 self._repeat(run, operands, number)
         if kind == "fresh" and (number == 1 or (timed and len(run.pairs) % 2 == 0)):
             candidate.place, first = run.rng.choice(PAGES), run.last

@@ -23,7 +23,18 @@ ONE, PLACES = "one number", 2**20
 CHANGED = (ONE, "order")
 """Words for what is changed for the calls before the last one, and number of places."""
 NUMBERS, MORE = "other numbers", "a row more"
-BEFORE = (NUMBERS, "a row less", "a column less", "a term less", "a NaN more", MORE, "both swapped", "a NaN more", NUMBERS, "")
+BEFORE = (
+    NUMBERS,
+    "a row less",
+    "a column less",
+    "a term less",
+    "a NaN more",
+    MORE,
+    "both swapped",
+    "a NaN more",
+    NUMBERS,
+    "a NaN more",
+)
 OF_BATCHES, OF_THESE_SIZES = tuple(x for x in BEFORE if x != MORE), (NUMBERS, "")
 """Words for a call before with other numbers, in the same place, or with NaN and more terms."""
 FIRST = ("fewer terms", "fewer terms", "a that does not fit", "b that does not fit")
@@ -34,7 +45,7 @@ The first one has as many numbers in each operand. The others are to be refused.
 MANY, INSIDE, TRAINED, ONE_TENSOR = ("many", "", "", ""), ("inside", ""), ("trained", ""), ("one tensor", "itself", "itself", "")
 MAPPED = ("mapped", "", "")
 """Words for many calls before, for weights that are made in the mode of torch, trained or not to be written, and for one tensor,
-which may be multiplied by itself."""
+which may be both operands."""
 RESULT = ("result", "", "")
 """Words for an a that is an earlier result, changed in place."""
 AROUND = ("event loop", "waits that end early", "", "", "")
