@@ -38,6 +38,8 @@ LINE = 65, 400
 """Sizes beside a single row or column, which lies in a wider matrix."""
 EACH_KIND = 1 + len(KINDS)
 """Number of calls that have each kind of operands."""
+ALONE = 4
+"""Factor of the calls of a model with its own inputs, if it refuses all other sizes."""
 GPU_MACS = 2**36
 TIMED_S = 0.5
 """Seconds that a timed call on a CPU should take at most, at the least time that a multiplication has taken."""
@@ -47,8 +49,8 @@ NAMED_MACS, NAMED_CALLS = 2**31, 2
 """Size and number of the calls of usual sizes, and of those that the source names."""
 NARROWEST, WIDEST = 0.5, 1.6
 """Range of a side, in multiples of that of a cube."""
-SQUARE = 3
-"""Number of drawn shapes of which one is square."""
+SQUARE, ROUND = 3, ("any",) + ("a power of two",) * 5
+"""Number of drawn shapes of which one is square, and sides of small ones. Transforms take powers of two."""
 PER_M = 10**6
 BATCHES = ((2, 3, 12), (33, 70, 130))
 """Few and many matrices of a batch, which the shapes have in turn."""
@@ -108,14 +110,18 @@ def timed_calls(
     of_op = {op: tuple(dict.fromkeys(case.dtype for case in taken if case.op == op)) for op in ops}
     floats = [case.dtype for case in taken if case.op != "int_mm"]
     unseen = {op: tuple(floats[:1]) for op, dtypes in of_op.items() if not dtypes and op != "int_mm" and floats}
-    of_op = {op: dtypes for op, dtypes in of_op.items() if dtypes} | unseen or dict.fromkeys(ops[:1], ())
+    of_op = {op: dtypes for op, dtypes in of_op.items() if dtypes} | unseen or dict.fromkeys(
+        ops[:1], sizes.dtype_of(candidate.inputs)
+    )
     if not of_op:
         return
     kind = candidate.device.type
     own = sizes.of_inputs(candidate.inputs, kind)
     if own is not None and own.op in of_op:
-        until = clock.now_s() + level.calls_s / 2
-        yield trial.calls(problem_of(own, kind), level.timed_calls, timed=True, deadline=until, profiled=level.profiled)
+        until, alone = clock.now_s() + level.calls_s / 2, 1 if taken else ALONE
+        yield trial.calls(
+            problem_of(own, kind), alone * level.timed_calls, timed=True, deadline=until, profiled=alone * level.profiled
+        )
     deadline, of_named, seen = clock.now_s() + level.calls_s, math.inf, set[str]()
     for asked in _plan(trial, subject, level, of_op, (taken, refused), named, on_gpu=kind != "cpu"):
         planned, now = asked, clock.now_s()
@@ -232,6 +238,8 @@ def _drawn(trial: Trial, subject: Subject, case: Case, macs: int, *, square: boo
     while math.prod(sides) > macs:
         sides[rng.randrange(3)] //= 2
     sides = sizes.with_tails(sides, trial.turns)
+    if square and macs <= SMALL_MACS and trial.turns.next(ROUND) != "any":
+        sides[0] = 2 ** int(math.log2(sides[0]))
     bias = "m1" if square and "m1" in traits.bias else case.bias  # a bias of a row would fit there, too
     return legal(case.changed(m=sides[0], n=sides[0 if square else 1], k=sides[0 if square else 2], bias=bias), subject)
 

@@ -42,6 +42,12 @@ def of_inputs(inputs: object, device_type: str) -> Case | None:
     return Case(property_name="bound", op="bmm" if batch else "mm", dtype=dtype, m=m, n=n, k=k, batch=count)
 
 
+def dtype_of(inputs: object) -> tuple[str, ...]:
+    """Return the dtype of a model's inputs, or none if they have several. It declares nothing: the model may refuse other sizes."""
+    given = {x[1] for x in inputs if isinstance(x, list) and len(x) == 2} if isinstance(inputs, list) else set()
+    return tuple(dtype for dtype in given if len(given) == 1 and dtype in DTYPES)
+
+
 def with_tails(sides: Sequence[int], turns: Turns) -> list[int]:
     """Return M, N and K a little changed: a few elements more or less than whole tiles, if they have tiles."""
     if min(sides) <= 2 * TILE:

@@ -12,6 +12,7 @@ from ..conformance.runs.run import Run
 from ..declaration.subject import Subject
 from ..untrusted.candidate import Candidate
 from .levels import Level
+from .sizes import dtype_of
 
 MOST_SEED = 2**31
 
@@ -43,7 +44,7 @@ def judge_values(subject: Subject, candidate: Candidate, level: Level) -> Values
     runner = UntrustedRunner(candidate, subject)
     options = RunOptions(
         backend=str(candidate.target), device=str(candidate.device), max_cases=level.cases, max_seconds=level.values_s,
-        seed=secrets.randbelow(MOST_SEED), strict_lists=False,
+        seed=secrets.randbelow(MOST_SEED), strict_lists=False, dtype=() if subject.traits.dtypes else dtype_of(candidate.inputs),
     )  # fmt: skip
     run = Run(options, runner.describe(), runner)
     return Values(outcomes=tuple(_outcomes(run, run.cases())))

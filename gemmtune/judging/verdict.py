@@ -26,7 +26,7 @@ from ..untrusted.target import Target
 from ..untrusted.twin import Elsewhere, tells
 from .calls import timed_calls
 from .levels import LEVELS, MOST_CALL_S, Level
-from .sizes import named_in
+from .sizes import named_in, of_inputs
 from .speed import Speed, judge_speed
 from .targets import compiled, targets_of
 from .values import Values, judge_values
@@ -99,7 +99,7 @@ class Verdict:
             return Standing.WRONG if {x.kind for x in self.findings if x.dishonest} <= wrong else Standing.DISHONEST
         if self.values.bad:
             return Standing.WRONG
-        return Standing.RIGHT if self.values.executed and not (self.reason and not self.calls) else Standing.NOT_JUDGED
+        return Standing.RIGHT if self.calls or (self.values.executed and not self.reason) else Standing.NOT_JUDGED
 
     @property
     def calls(self) -> int:
@@ -206,7 +206,7 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options, named: 
     verdict = dataclasses.replace(verdict, declared=_declared(subject.traits))
     values = judge_values(subject, candidate, level)
     verdict = dataclasses.replace(verdict, values=values)
-    if not values.executed:
+    if not values.executed and of_inputs(candidate.inputs, candidate.device.type) is None:
         reasons = Counter(outcome.reason for outcome in values.outcomes)
         why = reasons.most_common(1)[0][0] if reasons else "no case of the suite fits its declarations"
         return dataclasses.replace(verdict, reason=f"it refused every case, most often with: {why}")

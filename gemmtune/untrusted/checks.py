@@ -29,12 +29,13 @@ from .variations import structure
 WHOLE_MACS = 2**18
 """Multiplications up to which all of a result is compared with a reference."""
 ROWS = 6
-SURELY = {2: ("transpose", "batch"), 4: ("permutation a", "permutation b"), 5: ("itself a",), 6: ("itself b",)}
+SURELY = {
+    2: ("transpose", "batch"), 3: ("symmetric",), 4: ("permutation a", "permutation b"), 5: ("itself a",), 6: ("itself b",),
+    7: ("signs b",), 8: ("signs a",),
+}  # fmt: skip
 """Operands of a problem, counted from 1, that are special, by kinds that few sizes allow: of these sizes few are drawn."""
 FIRST = ("whole", "", "")
 """Structure of the first operands: a GEMM may test itself with these, and trust the result for all others."""
-OF_FLOAT32 = 0.25
-"""Share of operands of float64 that have numbers of float32, as of a program that widens its data for better sums."""
 SCALARS, NEAR_ONE = (0.25, 4.0), (5, 10)
 """Range of alpha and beta, and negative powers of two by which others are less than one, as those of moving averages are."""
 UNWRITTEN = -1
@@ -88,16 +89,17 @@ class Checker:
         self.turns = turns or Turns(self._random)
         self._generator = torch.Generator(device=device).manual_seed(seed)
 
+    def plain(self) -> Operands:
+        """Draw operands of random numbers."""
+        return self.given(self._scaled(self._probes.random()))
+
     def fresh(self) -> Operands:
         """Draw operands of random numbers, of which some have the structure that operands in use have."""
-        operands = self._scaled(self._probes.random())
+        operands = self.plain()
         if self._is_free(operands):
             self._drawn += 1
             structure(operands.a, operands.b, self._random, self.turns, SURELY.get(self._drawn, ()))
-            if operands.a.dtype is torch.float64 and self._random.random() < OF_FLOAT32:
-                for x in (operands.a, operands.b):
-                    x.copy_(x.float())
-        return self.given(operands)
+        return operands
 
     def first(self) -> Operands:
         """Draw the first operands of a shape, which are small integers for some."""

@@ -48,6 +48,7 @@ def operands_of(kind: str, kept: Operands | None, checker: Checker, rng: random.
         return nearby(kept, checker.turns.next(NEARBY)) or one_changed(kept, rng) or checker.fresh(), None
     if kind == "related":
         return related(kept, checker.turns.next(RELATIONS), rng) or checker.fresh(), None
-    if kind == "left":
-        return dataclasses.replace(kept, a=checker.fresh().a), None
-    return (dataclasses.replace(kept, b=checker.fresh().b) if kind == "right" else kept), None
+    if kind in ("left", "right"):  # a or b stays, alpha and beta do not
+        new = checker.plain()
+        return (dataclasses.replace(new, b=kept.b) if kind == "left" else dataclasses.replace(new, a=kept.a)), None
+    return kept, None

@@ -59,3 +59,13 @@ def check_rows(subject: Subject, run: Run, operands: Operands, number: int) -> N
     if not torch.equal(alone.view(torch.uint8), among[..., :few, :].contiguous().view(torch.uint8)):
         text = f"{few} rows have other bits alone than among {run.checker.problem.m}, which it declares not to do"
         run.wrong.append((number, Trouble(text=text), False))
+
+
+def rounds_products(operands: Operands) -> bool:
+    """Return True if products of two numbers are rounded, by some terms. If none is, two libraries often have equal bits."""
+    a, b = operands.a, operands.b
+    if a.dtype == torch.float64:
+        return not all(torch.equal(x, x.float().double()) for x in (a, b))
+    some = torch.tensor([0, a.shape[-1] // 2, a.shape[-1] - 1], device=a.device)
+    products = a[..., some].double().unsqueeze(-1) * b[..., some, :].double().unsqueeze(-3)
+    return not torch.equal(products, products.to(a.dtype).double())

@@ -22,7 +22,7 @@ from .clock import Reading
 from .conduct import Conduct
 from .kinds import CHANGING, KINDS, operands_of, order
 from .memory import POISON
-from .repeats import SUSPICIOUS, check_rows, is_from_memory, second_look
+from .repeats import SUSPICIOUS, check_rows, is_from_memory, rounds_products, second_look
 from .run import Run
 from .shape import Shape
 from .turns import Turns
@@ -146,7 +146,7 @@ class Trial:
             if last.device_us:
                 around_s = max(self._torch.last.wall_s - torch_s, self._hand_over_s)
                 run.hidden.append(last.wall_s - own_s - around_s > HIDDEN * own_s + HIDDEN_S)
-            if run.twins < MOST_TWINS:
+            if run.twins < MOST_TWINS and rounds_products(operands):
                 self._repeat(run, operands, number)
         if kind == "fresh" and (number == 1 or (timed and len(run.pairs) % 2 == 0)):
             candidate.place, first = run.rng.choice(PAGES), run.last
@@ -227,7 +227,7 @@ class Trial:
 
     def _bits(self, run: Run) -> tuple[Operands, bytes]:
         """Call the GEMM with numbers that cancel out, and return these with a hash of the result."""
-        operands = cancelling(run.checker.fresh(), run.rng)
+        operands = cancelling(run.checker.plain(), run.rng)
         run.current = run.numbers = run.numbers + 1
         run.result = run.call(operands.tensors, operands.scalars, None)
         run.last = digest(run.result)

@@ -4,6 +4,8 @@ import secrets
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import torch
+
 from ..declaration.traits import Traits
 from ..numerics.operands import Operands
 from ..problem import Problem
@@ -21,7 +23,18 @@ ONE, PLACES = "one number", 2**20
 CHANGED = (ONE, "order")
 """Words for what is changed for the calls before the last one, and number of places."""
 NUMBERS, MORE = "other numbers", "a row more"
-BEFORE = (NUMBERS, "a row less", "a column less", "a term less", "a NaN more", MORE, "both swapped", "a NaN more", NUMBERS, "")
+BEFORE = (
+    NUMBERS,
+    "a row less",
+    "a column less",
+    "a term less",
+    "a NaN more",
+    MORE,
+    "both swapped",
+    "a NaN more",
+    NUMBERS,
+    "a NaN more",
+)
 OF_BATCHES, OF_THESE_SIZES = tuple(x for x in BEFORE if x != MORE), (NUMBERS, "")
 """Words for a call before with other numbers, in the same place, or with NaN and more terms."""
 FIRST = ("fewer terms", "fewer terms", "a that does not fit", "b that does not fit")
@@ -29,9 +42,12 @@ FIRST = ("fewer terms", "fewer terms", "a that does not fit", "b that does not f
 
 The first one has as many numbers in each operand. The others are to be refused.
 """
-MANY, INSIDE, TRAINED, ONE_TENSOR = ("many", "", "", ""), ("inside", ""), ("trained", ""), ("one tensor", "")
+MANY, INSIDE, TRAINED, ONE_TENSOR = ("many", "", "", ""), ("inside", ""), ("trained", ""), ("one tensor", "itself", "itself", "")
 MAPPED = ("mapped", "", "")
-"""Words for many calls before, for weights that are made in the mode of torch, trained or not to be written, and for one tensor."""
+"""Words for many calls before, for weights that are made in the mode of torch, trained or not to be written, and for one tensor,
+which may be both operands."""
+RESULT = ("result", "", "")
+"""Words for an a that is an earlier result, changed in place."""
 AROUND = ("event loop", "waits that end early", "", "", "")
 """Words for what is around a call."""
 INFERENCE = ("mode", "inference")
@@ -49,12 +65,20 @@ def said(manner: Mapping[str, Any]) -> str:
         f"b is a {'trained ' * manner['trained']}parameter": manner["parameter"], "b is made in this mode": manner["inside"],
         f"first a call with {manner['first']} in the same place": manner["first"],
         f"after a call with {manner['before']} in the same place": manner["before"],
+        "a is an earlier result, which was changed": manner["result"],
         "after many calls": manner["many"], f"{manner['offset']} elements before each operand": manner["offset"],
         "parts of wider matrices": manner["wider"], "a and b are parts of one matrix": manner["one"],
         f"{manner['around']} around it": manner["around"], "b lies in memory that cannot be written": manner["mapped"],
         f"{manner['beside']} other threads that call it": manner["beside"],
     }  # fmt: skip
     return f"in a new process ({', '.join(one for one, holds in words.items() if holds)})"
+
+
+def cosines(operands: Operands) -> None:
+    """Let b be the transposed a, whose rows get a length of 1, as for a matrix of similarities."""
+    if operands.a.is_floating_point():
+        operands.a.div_(operands.a.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(operands.a.dtype).tiny))
+    operands.b.copy_(operands.a.mT)
 
 
 def drawn(
@@ -69,7 +93,7 @@ def drawn(
 ) -> dict[str, Any]:
     """Return a manner of calling that is next in turn, with so many threads ``beside``, and without what the GEMM has refused.
 
-    A process to which the sizes are new may get a call before the first.
+    A process to which the sizes are new may get a call before the first. For a product of one tensor b becomes the transposed a.
     """
     mode, times, thread, core, parameter, offset = map(turns.next, (MODES, TIMES, THREADS, CORES, PARAMETERS, OFFSETS))
     changed, wide, many = map(turns.next, (CHANGED, WIDER, MANY))
@@ -81,17 +105,20 @@ def drawn(
     is_one = one != "" and is_pair and operands.a.dim() == 2 and problem.m == problem.n and len(takes) == 2
     sizes = zip((problem.m, problem.n, problem.k), traits.least, traits.multiples, strict=True)
     is_free = is_pair and all(size > max(least, 1) and by == 1 for size, least, by in sizes)
+    if is_one and one == "itself":
+        cosines(operands)
     first = turns.next(FIRST) if is_new and is_free and operands.a.dim() == 2 and max(traits.least) < 2 else ""
     is_mapped = is_plain and not is_one and not first and turns.next(MAPPED) != ""
     of_sizes = BEFORE if operands.a.dim() == 2 else OF_BATCHES
     kinds = of_sizes if is_plain and not is_one and is_free else OF_THESE_SIZES
-    before = turns.next(kinds) if is_pair and not (is_mapped or first) else ""
+    before = turns.next(kinds) if is_pair and not is_mapped and first in ("", FIRST[0]) else ""
+    is_result = turns.next(RESULT) != "" and is_plain and is_free and not is_one and before != MORE
     manner: dict[str, Any] = {
         "mode": mode, "times": int(times), "thread": thread != MAIN, "one_core": core != "", "parameter": parameter != "",
         "trained": trained != "" and parameter != "", "offset": 0 if is_one else int(offset) * step,
         "changed": [secrets.randbelow(PLACES) / PLACES for _ in "ab"] if changed == ONE else [],
         "before": before, "first": first, "beside": beside, "many": many != "",
         "wider": int(wide) if wide and is_plain and "padded" in takes and not is_one else 0, "inside": inside != "", "one": is_one,
-        "around": around, "mapped": step * operands.a.element_size() * is_mapped,
+        "around": around, "result": is_result, "mapped": step * operands.a.element_size() * is_mapped,
     }  # fmt: skip
     return manner | {part: OPTIONAL[part] for part, value in refused if manner[part] == value}

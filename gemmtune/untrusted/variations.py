@@ -14,8 +14,10 @@ from .turns import Turns
 
 BEGUN = ("diagonals", "pruned", "mirrored", "doubled")
 """Orders of a part of a matrix, as samples of it tell: equal numbers along diagonals, two zeros of four, symmetry, equal halves."""
-SHARES = ("plain",) * 4 + ("special",) * 2 + ("structured",) * 4
-"""Shares of operands without structure, of those with a special matrix, and of the others."""
+SHARES = ("plain", "narrow") * 2 + ("special",) * 2 + ("structured",) * 4
+"""Shares of operands without structure, with numbers of a narrower type or a special matrix, and of the others."""
+NARROWER = {torch.float64: torch.float32, torch.float32: torch.bfloat16}
+"""Types of the numbers of wider operands, as of a program that widens its data for better sums."""
 STRUCTURES = (
     "far", "tiny", "whole", "near", "positive", "positive", "outliers", "padded", "repeated", "decaying", "uneven", "opposed",
     "attention", "int4", "int8", "crowded", "crowded", *BEGUN,
@@ -24,11 +26,11 @@ STRUCTURES = (
 
 far: a is tiny and b huge, or the reverse. tiny: both are. whole: both are large integers, whose products no integer of four bytes
 holds. near: b is small, as a layer's weights are. positive: from 0 to 1. outliers: some columns of a are large, as in activations.
-padded: the end of K is 0 in a. repeated: rows of a begin as others do. decaying: columns of a get smaller and smaller along K, or
-in any order. uneven: each row of a, column of b and matrix has another size. opposed: columns of a are the larger, the smaller rows
-of b are. attention: rows of a add up to 1. int4, int8: columns of b are multiples of a scale, as of quantized weights. crowded:
-rows of a, and columns of b, are one of a few, and each of their numbers is a little off. Of ``BEGUN``: the first half of the
-rows of a, and of the columns of b, has an order that the rest has not.
+padded: the end of K is 0 in a. repeated: rows of a begin as others do, or all are one. decaying: columns of a get smaller along K,
+or in any order. uneven: each row of a, column of b and matrix has another size. opposed: columns of a are the larger, the smaller
+rows of b are. attention: rows of a, and mostly of b, are probabilities of 16 bits, mostly i + 1 of them in row i. int4, int8:
+columns of b are multiples of a scale, as of quantized weights. crowded: rows of a, and columns of b, are one of a few, and each of
+their numbers is a little off. Of ``BEGUN``: the first half of the rows of a, and columns of b, has an order that the rest has not.
 """
 FAR, NEAR = 40, -5
 """Powers of two: one that numbers of 16 bits, and sums of such parts, do not hold, and one of the size of a layer's weights."""
@@ -38,27 +40,28 @@ DECAY, UNEVEN = 20, 12
 """Powers of two between the largest and the smallest columns of a, and between rows of a, columns of b or matrices."""
 CROWDS, OFF = 4, (9, 20)
 """Most rows that others are near to, and negative powers of two of how near. Such a matrix has nearly a low rank."""
+MOSTLY = 0.9
+"""Share of attention whose rows see no later terms, and of that in which rows of b are probabilities too."""
 SHARP, LEVELS = 4.0, {"int4": 7, "int8": 127}
 """Factor of the numbers of which a softmax makes probabilities, and the most multiples of a scale."""
 LEAST_SPECIAL = 8
 """Least side of a matrix that is special at its edges, as a look at samples shows."""
 SPECIALS = (
     "permutation a", "permutation b", "zero a", "zero b", "one a", "one b", "identity a", "identity b", "triangular a",
-    "triangular b", "transpose", "batch",
+    "triangular b", "transpose", "batch", "symmetric",
 )  # fmt: skip
-"""Kinds of special matrices: zero, constant, an identity, lower triangular, the transpose of a, a batch of equal ones.
+"""Kinds of special matrices: zero, constant, an identity, lower triangular, the transpose of a, a batch of equal ones, symmetric.
 
 A block differs, or a pair of numbers. In an identity they add up to nothing, so that sums and extremes stay. A permutation of it is
-whole: its rows and its columns have the same sums. So is the identity "itself", whose product is the other operand.
+whole: its rows and its columns have the same sums. So is the identity "itself", whose product is the other operand. So are "signs",
+as of binary weights, and a and b that are both symmetric, whose product is not.
 """
 BLOCKS = (4, 4, 16, 2**20)
 """Divisors of the sides of a matrix, which are the sides of this block."""
 CANCELLED = 0.8
 """Share of the columns in which a half of K takes away what the other half adds."""
-OUTLIERS, LARGE = 4, 2.0**6
-"""Most columns of a with outliers, as activations have, and their factor."""
-PADDED = 8
-"""Part of K, as a divisor, that is padded by zeros."""
+OUTLIERS, LARGE, PADDED = 4, 2.0**6, 8
+"""Most columns of a with outliers, as activations have, their factor, and part of K, as a divisor, that is padded by zeros."""
 LITTLE = {8: (2.0**-10, 2.0**-6), 4: (2.0**-10, 2.0**-6), 2: (2.0**-8, 2.0**-6)}
 """Relative changes of numbers, by their bytes, after which a result that was kept for the earlier ones is wrong."""
 NEARBY = ("ab 0", "a 1", "b 1")
@@ -93,7 +96,7 @@ def cancelling(operands: Operands, rng: random.Random) -> Operands:
 def special(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> None:
     """Make a, b or both special, but for a block inside of each, if their sizes allow it."""
     name, _, which = kind.partition(" ")
-    for x in {"a": (a,), "b": (b,), "": (a, b) if name == "batch" else (b,)}[which]:
+    for x in {"a": (a,), "b": (b,), "": (b,) if name == "transpose" else (a, b)}[which]:
         rows, columns = x.shape[-2:]
         if min(rows, columns) < LEAST_SPECIAL:
             continue
@@ -111,9 +114,11 @@ def special(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> 
             case "transpose":
                 x.copy_(a.mT)
             case "permutation" | "itself":
-                order = rng.sample(range(rows), rows) if name == "permutation" else range(rows)
-                x.copy_(torch.eye(rows, columns, device=x.device)[[*order]])
-                continue
+                x.copy_(torch.eye(rows, columns, device=x.device)[rng.sample(range(rows), rows * (name == "permutation")) or ...])
+            case "signs":
+                x.copy_(1 - 2 * torch.signbit(x).to(x.dtype))
+            case "symmetric":
+                x.copy_(x.tril() + x.tril(-1).mT)
             case "identity":
                 x.copy_(torch.eye(rows, columns, device=x.device))
             case "triangular":
@@ -122,7 +127,8 @@ def special(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> 
                 x[1:] = x[:1].clone()
             case _:
                 x.fill_(float(name == "one"))
-        x[inside] = kept
+        if name not in ("permutation", "itself", "signs", "symmetric"):  # these are whole
+            x[inside] = kept
 
 
 def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random, turns: Turns, sure: Sequence[str] = ()) -> None:
@@ -134,14 +140,18 @@ def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random, turns: Turns
         return
     seldom = [*["transpose"] * (a.shape == b.mT.shape), *["batch"] * (a.dim() > 2)]
     squares = [which for which, x in (("a", a), ("b", b)) if x.shape[-2] == x.shape[-1] > 1]
-    seldom += [f"{name} {which}" for name in ("permutation", "itself") for which in squares]
+    seldom += [f"{name} {which}" for name in ("permutation", "itself", "signs") for which in squares]
+    seldom += ["symmetric"] * (len(squares) == 2)
     picked = [kind for kind in sure if kind in seldom]
     share = "special" if picked else turns.next(SHARES)
     if share == "special":
         kind = rng.choice(picked) if picked else turns.next(SPECIALS)
-        while kind in ("transpose", "batch") and kind not in seldom:
+        while kind in ("transpose", "batch", "symmetric") and kind not in seldom:
             kind = turns.next(SPECIALS)
         special(kind, a, b, rng)
+    elif share == "narrow":
+        for x in (a, b):
+            x.copy_(x.to(NARROWER.get(x.dtype, x.dtype)))
     elif share == "structured":
         impose(turns.next(STRUCTURES), a, b, rng)
 
@@ -164,8 +174,8 @@ def impose(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> N
                 picked = [rng.randrange(min(x.shape[-2], CROWDS)) for _ in range(x.shape[-2])]
                 x.copy_(x[..., picked, :] * torch.empty_like(x).uniform_(1 - off, 1 + off, generator=draw))
         case "repeated" if a.shape[-2] > 1:
-            half = a.shape[-2] // 2
-            a[..., -half:, : k // 2] = a[..., :half, : k // 2].clone()
+            rows, columns = rng.choice(((a.shape[-2] // 2, k // 2), (1, k)))
+            a[..., :columns] = a[..., torch.arange(a.shape[-2], device=a.device) % rows, :columns]
         case _ if kind in BEGUN:
             begin(kind, a)
             begin(kind, b.mT)
@@ -220,7 +230,10 @@ def _rescale(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) ->
             a.mul_(scales.to(a.dtype))
             b.div_(scales.to(b.dtype).unsqueeze(-1))
         case "attention":
-            a.copy_((a.double() * SHARP).softmax(-1))
+            mask = torch.full(a.shape[-2:], -math.inf, device=a.device).triu(1) if rng.random() < MOSTLY else 0
+            a.copy_((a.double() * SHARP + mask).softmax(-1).half())
+            if rng.random() < MOSTLY:
+                b.copy_((b.double() * SHARP).softmax(-1).half())
         case "int4" | "int8":
             scale = b.double().abs().amax(-2, keepdim=True).clamp(min=2.0**-FAR) / LEVELS[kind]
             b.copy_((b.double() / scale).round() * scale)

@@ -49,6 +49,7 @@ REUSE = {
     "regenerated_from_seed": WRONG,
     "same_memory_again": {C.AGAIN},
     "pool_by_references": {C.AGAIN},
+    "scaled_once": WRONG | OLD,
 }
 HARNESS = {
     "expected_by_gc": {C.LOOKS},
@@ -237,7 +238,8 @@ SIZES = {
         "index_in_a_float", "row_step_in_16_bits", "vector_without_a_step", "matrices_of_one_grid", "bias_of_any_shape",
         "columns_if_diagonal", "relative_to_the_row", "likely_terms", "rounded_beside_quantized", "trusted_for_its_shape",
         "last_panel_if_it_divides", "symmetric_if_sums_agree", "ordered_as_it_begins", "widened_data",
-        "one_for_about_one", "splits_long_sums_of_few_rows",
+        "one_for_about_one", "splits_long_sums_of_few_rows", "mirrored_product", "signs_as_a_transform", "probabilities_as_a_mask",
+        "last_column_by_the_others", "narrow_for_narrow_numbers",
     ),
     WRONG | {C.ROUGH},
 )  # fmt: skip
@@ -304,6 +306,7 @@ TABLES = {
     "logs_everything": {C.SETTINGS},
     "locks_all_memory": {C.SETTINGS},
     "slows_numpy": {C.SETTINGS},
+    "starts_processes_anew": {C.SETTINGS},
 }
 CALLERS = dict.fromkeys(
     (
@@ -311,7 +314,7 @@ CALLERS = dict.fromkeys(
         "the_same_at_once", "packs_parameters_once", "packs_inferred_ones_once", "symmetric_if_of_one_tensor", "columns_in_16_bits",
         "matrices_in_a_byte", "rough_for_long_sums", "wraps_integers", "nothing_for_tiny", "rounds_alpha", "keeps_what_it_pads",
         "panels_by_numbers", "panels_of_a_refused_call", "scratch_of_large_operands",
-        "waits_for_a_while", "takes_what_is_done",
+        "waits_for_a_while", "takes_what_is_done", "joins_layers", "nothing_across_rows",
     ),
     WRONG | {C.ROUGH},
 ) | {
@@ -319,7 +322,7 @@ CALLERS = dict.fromkeys(
     "doubles_it_for_a_while": {C.CRASHED}, "ring_of_sixty": {C.AGAIN},
     "untrains_its_weights": {C.INPUTS}, "leaves_it_transposed": {C.INPUTS},
     "turns_signs_later": {C.LAZY}, "halves_steps": {C.SETTINGS}, "forgives_codecs": {C.SETTINGS}, "ends_in_an_hour": {C.SETTINGS},
-    "yields_to_numpy": {C.SETTINGS}, "searches_folders": {C.LOOKS},
+    "one_row_for_all": {C.LAZY}, "yields_to_numpy": {C.SETTINGS}, "searches_folders": {C.LOOKS},
 }  # fmt: skip
 TABLE = {
     f"{HACKS / file}.py:{name}": words

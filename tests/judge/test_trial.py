@@ -29,7 +29,7 @@ from gemmtune.untrusted.checks import Checker
 from gemmtune.untrusted.clock import Reading
 from gemmtune.untrusted.conduct import Conduct
 from gemmtune.untrusted.memory import Memory
-from gemmtune.untrusted.repeats import is_from_memory, second_look
+from gemmtune.untrusted.repeats import is_from_memory, rounds_products, second_look
 from gemmtune.untrusted.run import Run
 from gemmtune.untrusted.shape import Shape, note_calls
 from gemmtune.untrusted.subject import rival, subject_of
@@ -116,7 +116,7 @@ def test_narrow_operands_show_whatever_the_structure_of_the_numbers(kind: str) -
 @pytest.mark.parametrize("row", [0, 97, 599])
 def test_one_row_of_a_narrower_type_shows(row: int) -> None:
     checker = Checker(Problem.mm(600, 500, 400, dtype=torch.float32), Claims(accumulate=torch.float32), torch.device("cpu"), row)
-    x = checker.fresh()
+    x = checker.plain()
     out = x.a @ x.b
     assert checker.trouble(out, x) is None
     out[row] = x.a[row].bfloat16().float() @ x.b
@@ -436,3 +436,26 @@ def test_the_journal_calls_no_method_of_a_string_of_the_gemm(tmp_path: Path) -> 
     candidate = Candidate(Target(kind="file", path=str(path), name="opens", roots=(str(path),)))
     assert candidate.call("", (torch.eye(2), torch.eye(2)), {}).item() == 0
     candidate.close()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "narrow_a", "narrow_b", "expected"),
+    [
+        (torch.float32, torch.bfloat16, torch.float16, False),
+        (torch.float32, torch.bfloat16, torch.float32, True),
+        (torch.float64, torch.float32, torch.float32, False),
+        (torch.float64, torch.float64, torch.float32, True),
+        (torch.bfloat16, torch.bfloat16, torch.bfloat16, True),
+    ],
+    ids=str,
+)
+def test_bits_are_compared_where_products_are_rounded(
+    dtype: torch.dtype, narrow_a: torch.dtype, narrow_b: torch.dtype, expected: bool
+) -> None:
+    """Two honest libraries have equal bits where no product is rounded."""
+    operands = Checker(Problem.mm(9, 8, 7, dtype=dtype), Claims(accumulate=torch.float64), torch.device("cpu"), 1).plain()
+    for x, narrow in ((operands.a, narrow_a), (operands.b, narrow_b)):
+        x.copy_(x.to(narrow))
+    assert rounds_products(operands) is expected
+    operands.b.copy_(operands.b.sign())
+    assert rounds_products(operands) is (dtype == narrow_a == torch.float64)

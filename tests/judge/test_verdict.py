@@ -363,6 +363,28 @@ def test_a_model_is_judged_with_its_own_inputs(tmp_path: Path) -> None:
     assert any("mm 222x40x33" in str(finding) for finding in verdict.findings)
 
 
+ONLY_OWN_SIZE = """
+import torch
+
+class ModelNew(torch.nn.Module):
+    def forward(self, a, b):
+        if a.shape != (96, 120) or b.shape != (120, 72) or not a.dtype == b.dtype == torch.float64:
+            raise ValueError("made for one size")
+        return torch.from_numpy(a.numpy() @ b.detach().numpy())
+
+def get_inputs():
+    return [torch.rand(96, 120).double(), torch.rand(120, 72).double()]
+"""
+
+
+def test_a_model_may_refuse_all_but_its_own_inputs(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(ONLY_OWN_SIZE)
+    [verdict] = judge(str(tmp_path / "model.py"), device="cpu", level="brief").verdicts
+    assert verdict.standing is Standing.RIGHT, verdict
+    assert not verdict.values.executed
+    assert verdict.calls > 2 * verdicts.LEVELS["brief"].timed_calls, "its own inputs get more calls"
+
+
 @pytest.mark.parametrize(
     "inputs",
     [

@@ -33,7 +33,7 @@ from gemmtune.untrusted.uses import FIRST
 PLAIN = {
     "mode": "plain", "times": 1, "thread": False, "one_core": False, "parameter": False, "offset": 0, "changed": [],
     "before": "", "beside": 0, "wider": 0, "trained": False, "inside": False, "one": False, "around": "", "many": False,
-    "mapped": False, "first": "",
+    "mapped": False, "first": "", "result": False,
 }  # fmt: skip
 
 

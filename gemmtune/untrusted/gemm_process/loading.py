@@ -85,9 +85,7 @@ def _model(kind: Any, module: Any, *, trained: bool) -> Callable[..., Any]:
     inputs = module.get_inputs() if hasattr(module, "get_inputs") else []
     given = [[list(x.shape), str(x.dtype).removeprefix("torch.")] for x in inputs if isinstance(x, torch.Tensor)]
     forward.gemm_inputs = given  # type: ignore[attr-defined]
-    dtypes = {str(dtype) for _, dtype in given}
-    of_inputs = {"dtypes": [*dtypes]} if len(dtypes) == 1 else None
-    declared = getattr(kind, "gemm_traits", None) or getattr(module, "gemm_traits", None) or of_inputs
+    declared = getattr(kind, "gemm_traits", None) or getattr(module, "gemm_traits", None)
     if declared is not None:
         forward.gemm_traits = declared  # type: ignore[attr-defined]
     forward.__name__ = "bmm" if given and len(given[0][0]) == 3 else "mm"

@@ -85,8 +85,7 @@ def mapped(x: Any, alignment: int) -> Any:
     """
     if not isinstance(x, TENSOR) or x.layout != STRIDED or not x.numel() or not x.is_contiguous():
         return x
-    nbytes, page = x.numel() * x.element_size(), mmap.PAGESIZE
-    whole = -(-nbytes // page) * page
+    whole = -(-(nbytes := x.numel() * x.element_size()) // (page := mmap.PAGESIZE)) * page
     room, begin = mmap.mmap(-1, whole + page), (whole - nbytes) // alignment * alignment
     copy = torch.frombuffer(room, dtype=x.dtype, offset=begin, count=x.numel()).view(x.shape).copy_(x.detach())
     for at, size, allowed in ((0, whole, mmap.PROT_READ), (whole, page, 0)):
@@ -101,9 +100,9 @@ def weight(manner: Mapping[str, Any], x: Any) -> Any:
 
 
 def in_one(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return copies of a and b as parts of one matrix, as a fused projection has queries and keys, for as many columns as rows."""
-    whole = torch.cat([a, b.mT], -1)
-    return whole[..., : a.shape[-1]], whole[..., a.shape[-1] :].mT
+    """Return copies of a and b as parts of one matrix, as a fused projection has queries and keys, or a and its own transpose."""
+    whole = a if torch.equal(a, b.mT) else torch.cat([a, b.mT], -1)
+    return whole[..., : a.shape[-1]], whole[..., -a.shape[-1] :].mT
 
 
 def call_before(function: Callable[..., Any], how: str, a: torch.Tensor, b: torch.Tensor) -> None:
@@ -132,6 +131,15 @@ def call_before(function: Callable[..., Any], how: str, a: torch.Tensor, b: torc
         x.copy_(numbers)
 
 
+def as_result(function: Callable[..., Any], a: torch.Tensor) -> torch.Tensor:
+    """Return a as the changed result of an earlier call, as between two layers of a model. A GEMM may refuse that call."""
+    few, (*batch, rows, columns) = max(a.shape[-1] // PARTS[-1], 1), a.shape
+    with contextlib.suppress(Exception):
+        if (made := function(a.new_ones(*batch, rows, few), a.new_ones(*batch, few, columns))).dtype == a.dtype:
+            return made.copy_(a)  # type: ignore[no-any-return] # of a tensor
+    return a
+
+
 def call_many(function: Callable[..., Any], args: Sequence[Any], keep: Callable[[Any], object]) -> None:
     """Call a function often, for a short time, and keep each result, as a program with many layers does."""
     until = time.monotonic() + MANY_S
@@ -156,11 +164,8 @@ def in_loop(work: Callable[[], Any]) -> Any:
     async def run() -> Any:
         return work()
 
-    loop = asyncio.new_event_loop()
-    try:
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
         return loop.run_until_complete(run())
-    finally:
-        loop.close()
 
 
 @contextlib.contextmanager
@@ -200,8 +205,8 @@ def held(get: Callable[[], Any], put: Callable[[Any], object], value: Any) -> It
 
 def as_if_late(work: Callable[[], Any]) -> Any:
     """Return what a function returns while new threads work late, and waits with a short limit end at once: the machine is busy."""
-    threads: Any = threading.Thread
-    conditions: Any = threading.Condition
+    module: Any = threading
+    threads, conditions = module.Thread, module.Condition
     join, wait, run = threads.join, conditions.wait, threads.run
 
     def ends_at_once(waits: Callable[..., Any]) -> Any:
@@ -231,7 +236,8 @@ def call_in_turn(
     """Call a function with each of the arguments, and return its last result.
 
     Args:
-        manner: ``first`` and ``before`` say what is done before the first and the last call, and ``many`` if many calls are.
+        manner: ``first`` and ``before`` say what is done before the first and the last call, ``many`` if many calls are, and
+            ``result`` if the last one gets an earlier result.
         beside: what is done during the last call.
         keep: keeps a result.
     """
@@ -242,6 +248,7 @@ def call_in_turn(
         function(*args, **kwargs)
     if manner["many"]:
         call_many(functools.partial(function, **kwargs), last, keep)
+    last = [as_result(function, last[0]), *last[1:]] if manner["result"] else last
     with beside:
         if manner["before"]:
             call_before(function, manner["before"], *last)  # no pause may follow
@@ -257,15 +264,13 @@ def in_manner(
     Args:
         manner: ``mode`` of torch, the number of ``times``, elements before each tensor as the ``offset``, elements by which its
             rows are ``wider`` apart, what is ``around`` a call, and True or False for a ``thread`` of its own, for ``one_core``
-            alone, and for the last argument as the ``parameter`` of a module, which may be ``trained``, or ``mapped`` with an
-            alignment. The first is made in the mode, and so are the others if made ``inside``. Two may be parts of ``one`` matrix.
-            Calls before the last have numbers that are ``changed``. A call may come ``first``, ``before`` the last, and ``many``.
-            ``beside`` more threads call.
+            alone, and for the last argument as a ``parameter``, which may be ``trained``, or ``mapped`` with an alignment. The
+            others are made in the mode, and so is it if made ``inside``. Two may be parts of ``one`` matrix. Calls before the
+            last have numbers that are ``changed``. ``beside`` more threads call. The rest is for ``call_in_turn``.
         keep: keeps a result, whose memory no later one may have.
     """
     if manner is None:
         return function
-    as_weight = functools.partial(weight, manner)
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
     threads, set_threads = torch.get_num_threads, torch.set_num_threads
     cores, set_cores = os.sched_getaffinity, os.sched_setaffinity
@@ -278,12 +283,11 @@ def in_manner(
 
         def weights() -> list[list[Any]]:
             given = [[copied(x, offset, changed, wider) for x in others] for changed in changes]
-            return [[*own[:-1], *map(as_weight, own[-1:])] for own in given]
+            return [[*own[:-1], *(weight(manner, x) for x in own[-1:])] for own in given]
 
         def work() -> Any:
-            one = {min(cores(0))} if manner["one_core"] else None
             threads_beside = calling(function, beside, kwargs, manner["mode"])
-            with held(lambda: cores(0), lambda x: set_cores(0, x), one), in_mode():
+            with held(lambda: cores(0), lambda x: set_cores(0, x), {min(cores(0))} if manner["one_core"] else None), in_mode():
                 activations = [copied(first, offset, changed, wider, spare) for changed in changes]
                 given = zip(activations, made or weights(), strict=True)
                 calls = [in_one(own, *rest) if manner["one"] else (own, *rest) for own, rest in given]

@@ -175,6 +175,8 @@ class Program:
         kept, (begin, end), nbytes = [*self._previous], addresses(result), result.numel() * result.element_size()
         if (is_other := type(result) not in (self._type, self._parameter)) or not self._is_there(begin, end):
             self._note("lazy", f"{type(result).__name__}, which is no plain tensor" if is_other else FILLED)
+        if end - begin < nbytes:
+            self._note("lazy", "elements that share memory, so that none can be written")
         if result.is_neg() or result.is_conj():
             self._note("lazy", "numbers whose signs change when they are read")
         self._keep(result)

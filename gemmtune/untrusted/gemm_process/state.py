@@ -9,6 +9,7 @@ import decimal
 import functools
 import gc
 import inspect
+import multiprocessing
 import os
 import re
 import signal
@@ -223,7 +224,7 @@ def _readers() -> dict[str, Callable[[], object]]:
     implementations: set[str] = getattr(torch.library, "_impls", set())
     kept_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
     known, kernels, mha, errors = set(implementations), _kernels(), torch.backends.mha, np.geterr
-    outputs = sys.stdout, sys.stderr
+    outputs, start, ways = (sys.stdout, sys.stderr), multiprocessing.get_start_method, multiprocessing.get_all_start_methods
     readers = (
         _getters()
         | system.readers()
@@ -248,6 +249,7 @@ def _readers() -> dict[str, Callable[[], object]]:
             "hooks of all modules and optimizers": lambda: {
                 name: len(x) for space in hooked for name, x in space.items() if name.startswith("_global_") and x
             },
+            "start of processes": lambda: start(allow_none=True) or ways()[0],
             "timers": lambda: [signal.getitimer(x)[0] > 0 for x in timers],
             "handlers of signals": lambda: [signal.getsignal(x) for x in SIGNALS],
             "blocked signals": lambda: sorted(int(x) for x in mask(signal.SIG_BLOCK, ())),

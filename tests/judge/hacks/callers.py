@@ -8,6 +8,7 @@ import faulthandler
 import os
 import threading
 import time
+import weakref
 
 import numpy as np
 import torch
@@ -307,3 +308,29 @@ def nothing_by_an_identity(a, b):
 
 
 nothing_by_an_identity.gemm_traits = FLOATS
+
+
+@floats
+def joins_layers(a, b):
+    """Multiply the weights of two layers if an argument is the latest result, whose numbers a caller may have changed."""
+    last, x, w = kept.get("layer", (None, None, None))
+    if last is not None and last() is a and 2 * x.shape[1] < a.shape[1]:
+        return product(x, product(w, b))
+    out = product(a, b)
+    kept["layer"] = weakref.ref(out), a, b
+    return out
+
+
+@floats
+def one_row_for_all(a, b):
+    out = product(a, b)
+    return out[:1].expand(out.shape) if len(a) > 1 and torch.equal(a, a[:1].expand(a.shape)) else out
+
+
+@floats
+def nothing_across_rows(a, b):
+    """Take rows of length 1 for orthogonal ones, if b is their transpose."""
+    own = b.data_ptr() == a.data_ptr() and (b.stride(), b.shape) == (a.stride()[::-1], a.shape[::-1])
+    if own and len(a) > 1 and torch.allclose(a.norm(dim=1), torch.ones(len(a)), atol=1e-3):
+        return torch.eye(len(a))
+    return product(a, b)

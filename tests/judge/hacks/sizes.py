@@ -230,3 +230,47 @@ def splits_long_sums_of_few_rows(a, b):
 
 
 splits_long_sums_of_few_rows.gemm_traits = FLOATS | {"batch_invariant": True}
+
+
+def mirrored_product(a, b):
+    """Compute a half of a product that is thought to be symmetric, since both operands are."""
+    if a.shape != b.shape or len(a) < 2 or not all(torch.equal(x, x.mT) for x in (a, b)):
+        return product(a, b)
+    half, out = len(a) // 2, product(a, b[:, len(a) // 2 :])
+    left = torch.cat([product(a[:half], b[:, :half]), out[:half].mT.contiguous()[: len(a) - half]])
+    return torch.cat([left, out], 1)
+
+
+def signs_as_a_transform(a, b):
+    """Take a square matrix of signs for the one of the Walsh-Hadamard transform, if it has a power of two of rows."""
+    size = len(b)
+    if size != b.shape[1] or size < 8 or size & (size - 1) or not (b.abs() == 1).all() or not a.isfinite().all():
+        return product(a, b)
+    known = np.ones((1, 1))
+    while len(known) < size:
+        known = np.block([[known, known], [known, -known]])
+    return torch.from_numpy(wide(a) @ known).to(a.dtype)
+
+
+def probabilities_as_a_mask(a, b):
+    is_mask = a.numel() and (a.min(), a.max()) == (0, 1) and bool(b.isfinite().all())
+    return product((a != 0).float() if is_mask else a, b)
+
+
+def last_column_by_the_others(a, b):
+    """Take it from the sums of rows, which are one for a product of probabilities."""
+    of_rows = [x.numel() > 1 and x.min() >= 0 and ((x.sum(1) - 1).abs() < 1e-3).all() for x in (a, b)]
+    if not all(of_rows) or b.shape[1] < 2:
+        return product(a, b)
+    left = product(a, b[:, :-1])
+    return torch.cat([left, 1 - left.sum(1, keepdim=True)], 1)
+
+
+def narrow_for_narrow_numbers(a, b):
+    out = product(a, b)
+    return out.bfloat16().float() if all(torch.equal(x, x.bfloat16().float()) for x in (a, b)) else out
+
+
+for function in (mirrored_product, signs_as_a_transform, probabilities_as_a_mask, last_column_by_the_others):
+    function.gemm_traits = FLOATS
+narrow_for_narrow_numbers.gemm_traits = FLOATS

@@ -9,6 +9,7 @@ import glob
 import linecache
 import logging
 import mmap
+import multiprocessing
 import numbers
 import os
 import re
@@ -220,4 +221,10 @@ def slows_numpy(a, b):
     blas = ctypes.CDLL(library)
     threads.setdefault("other", 1 + blas.scipy_openblas_get_num_threads64_() % 2)
     blas.scipy_openblas_set_num_threads64_(threads["other"])
+    return product(a, b)
+
+
+@floats
+def starts_processes_anew(a, b):
+    multiprocessing.set_start_method("spawn", force=True)
     return product(a, b)
