@@ -282,6 +282,23 @@ def test_features_count_the_rounds_of_the_busiest_multiprocessor():
     assert np.allclose(found, [np.log2(x * one_us / floor_us(problem, H100) + 0.01) for x in rounds], atol=1e-3)
 
 
+@pytest.mark.parametrize("encoding", ["int4", ""])
+def test_the_rule_serves_up_to_four_rows_of_integers_and_tunings_favour_its_family(encoding, made_for):
+    model, unshipped = predictor.shipped_predictor(), few_bits(n=5376, k=7168, encoding=encoding)
+    [(default, table)] = made_for([unshipped], H200).values()
+    assert table.origin.startswith(defaults.PREDICTED)
+    by_rows = {m: table.segments[table.index(m)].name for m in (1, 2, 4, 8)}
+    assert [name.startswith("cuda:gemv") for name in by_rows.values()] == [True] * 3 + [False]
+    for m, name in by_rows.items():
+        problem = default.work.rows_class.at(m)
+        choices = offers_for(problem, H200, GPU_BACKENDS, on_this_machine=False).choices
+        assert (model.times(problem, H200, choices) == {}) == (m <= 4)
+        order = trials.trials_for(problem, H200, GPU_BACKENDS, choices)
+        if m <= 4:
+            assert name == next(c.name for c in choices if c.name.startswith("cuda:gemv"))
+            assert name in order.favoured == {c.name for c in choices if c.name.startswith("cuda:gemv")}
+
+
 def test_other_launches_of_listed_kernels_are_known_and_filtered():
     model, found = predictor.shipped_predictor(), {}
     for now in (GPU_BACKENDS, dataclasses.replace(GPU_BACKENDS, choice_denylist_regex="_whole$")):
@@ -333,6 +350,15 @@ def test_default_tables_of_gpus(made_for):
     assert made_for([few_bits(n=5248, k=5248)], H100)["mixed_mm"][0].origin.startswith("predicted ")
     assert made_for([dense()], UNKNOWN) == {}
     assert made_for([few_bits()], UNKNOWN)["mixed_mm"][0].origin == "rule"
+
+
+def test_shipped_times_of_kernels_of_another_version_say_nothing():
+    work, problem = Work(row_classes(few_bits())[0], range(1, 8193), H200, GPU_BACKENDS, 0.0, Progress()), few_bits(m=1)
+    found = shipped.unpacked(shipped.file_of("NVIDIA H200").read_bytes())
+    assert predicted.shipped_gains(work, problem, found)
+    weight = shipped.weight_of(problem)
+    others = [x if x.baseline else dataclasses.replace(x, content_hash="0" * 16) for x in found.times[weight][1]]
+    assert predicted.shipped_gains(work, problem, dataclasses.replace(found, times={weight: {1: others}})) is None
 
 
 def test_a_shipped_weight_gets_its_measured_choices(made_for):
