@@ -9,6 +9,8 @@ from ..declaration.subject import Subject
 from ..numerics.operands import Operands
 from .checks import Trouble
 from .run import Run
+from .twin import digest
+from .variations import cancelling
 
 AT_ONCE, LESS, OFTEN = 0.7, 0.85, 0.75
 """Least work for repeated operands, as a share of that for new ones, below which they were not computed again.
@@ -59,6 +61,15 @@ def check_rows(subject: Subject, run: Run, operands: Operands, number: int) -> N
     if not torch.equal(alone.view(torch.uint8), among[..., :few, :].contiguous().view(torch.uint8)):
         text = f"{few} rows have other bits alone than among {run.checker.problem.m}, which it declares not to do"
         run.wrong.append((number, Trouble(text=text), False))
+
+
+def cancelled(run: Run) -> tuple[Operands, Callable[[object], bool]]:
+    """Call the GEMM with numbers that cancel out, and return these with a function that says if a result has the same bits."""
+    operands = cancelling(run.checker.plain(), run.rng)
+    run.current = run.numbers = run.numbers + 1
+    run.result = own = run.call(operands.tensors, operands.scalars, None)
+    run.last = bits = digest(own)
+    return operands, lambda result: digest(result) == bits
 
 
 def rounds_products(operands: Operands) -> bool:

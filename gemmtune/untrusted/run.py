@@ -32,6 +32,8 @@ class Run:
     follows: list[bool] = field(default_factory=list)
     departs: bool | None = None
     """None until the bits differ in the twin."""
+    moves: bool | None = None
+    """None until a result differs from the twin's nearly as torch's does."""
     twins: int = 0
     by_torch: object = None
     of_torch: bytes = b""

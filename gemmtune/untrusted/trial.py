@@ -5,6 +5,7 @@ import math
 import random
 import secrets
 import statistics
+from collections.abc import Callable
 
 import torch
 
@@ -22,12 +23,11 @@ from .clock import Reading
 from .conduct import Conduct
 from .kinds import CHANGING, KINDS, operands_of, order
 from .memory import POISON
-from .repeats import SUSPICIOUS, check_rows, is_from_memory, rounds_products, second_look
+from .repeats import SUSPICIOUS, cancelled, check_rows, is_from_memory, rounds_products, second_look
 from .run import Run
 from .shape import Shape
 from .turns import Turns
 from .twin import Elsewhere, digest, follows
-from .variations import cancelling
 
 PAGES = (3, 3, 3, 40, 81, 122)
 """Pages at which operands begin: mostly the same one."""
@@ -58,14 +58,9 @@ class Trial:
     """
 
     def __init__(
-        self,
-        subject: Subject,
-        candidate: Candidate,
-        rival: tuple[Subject, Candidate],
-        elsewhere: Elsewhere | None = None,
-        *,
-        least: int = 1,
-    ) -> None:
+        self, subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate], elsewhere: Elsewhere | None = None,
+        *, least: int = 1,
+    ) -> None:  # fmt: skip
         self._elsewhere, self._least = elsewhere, least
         self._subject, self._candidate = subject, candidate
         self._rival, self._torch = rival
@@ -137,8 +132,7 @@ class Trial:
         paired = timed and kind == "fresh"
         before = self._by_torch(run, operands) if paired and number % 2 else 0.0
         own_s = self._called(run, operands, expectation, number, paired=paired)
-        work_s = self._work_s()
-        last = candidate.last
+        work_s, last, first = self._work_s(), candidate.last, run.last
         if paired:
             torch_s = before or self._by_torch(run, operands)
             run.pairs.append((own_s, torch_s))
@@ -149,7 +143,7 @@ class Trial:
             if run.twins < MOST_TWINS and rounds_products(operands):
                 self._repeat(run, operands, number)
         if kind == "fresh" and (number == 1 or (timed and len(run.pairs) % 2 == 0)):
-            candidate.place, first = run.rng.choice(PAGES), run.last
+            candidate.place = run.rng.choice(PAGES)
             self._called(run, operands, expectation, number)
             run.equal.append(run.last == first)
             if run.last != first and self._subject.traits.deterministic:
@@ -221,17 +215,16 @@ class Trial:
     def _alone(self, run: Run, number: int) -> None:
         """Make a call whose result shows each rounding of its sums, and repeat it in the twin."""
         if (elsewhere := self._others()) is not None and elsewhere.has_twin:
-            operands = self._bits(run)[0]
+            operands = cancelled(run)[0]
             self._by_torch(run, operands)
             self._repeat(run, operands, number, checked=False)
 
-    def _bits(self, run: Run) -> tuple[Operands, bytes]:
-        """Call the GEMM with numbers that cancel out, and return these with a hash of the result."""
-        operands = cancelling(run.checker.plain(), run.rng)
-        run.current = run.numbers = run.numbers + 1
-        run.result = run.call(operands.tensors, operands.scalars, None)
-        run.last = digest(run.result)
-        return operands, run.last
+    def _moves(self, run: Run, elsewhere: Elsewhere) -> tuple[Operands, Callable[[object], bool]]:
+        """Call as ``cancelled`` does. Alike are results that do not differ from this as torch's there differs from torch's here."""
+        operands = cancelled(run)[0]
+        self._by_torch(run, operands)
+        here, there = (run.result, run.by_torch), elsewhere.torch_there(run.checker.problem, operands, self._candidate.place)
+        return operands, lambda result: not follows(here, (result, there))
 
     def _repeat(self, run: Run, operands: Operands, number: int, *, checked: bool = True) -> None:
         """Repeat a call in the twin, whose result must be right too. Count it if torch's result has other bits there."""
@@ -243,10 +236,13 @@ class Trial:
             run.wrong.append((number, dataclasses.replace(trouble, text=f"in a new process, {trouble.text}"), False))
         own, by_torch = map(digest, found[:2])
         run.ran += [found[2]] * (run.twins > 1)  # in its first call a GEMM may compare itself with torch
-        if by_torch != run.of_torch:
-            run.follows.append(follows((run.result, run.by_torch), found[:2]))
-        if own != run.last and run.departs is None and not (found[2] or run.wrong):
-            run.departs = elsewhere.departs(problem, place, lambda: self._bits(run))
+        differs, moved = own != run.last, by_torch != run.of_torch
+        alike = moved and follows((run.result, run.by_torch), found[:2])
+        if alike and own != by_torch and run.moves is None:  # it may take another way in each process
+            run.moves = elsewhere.departs(problem, place, lambda: self._moves(run, elsewhere))
+        run.follows += [alike and (own == by_torch or bool(run.moves))] * moved
+        if differs and run.departs is None and not (found[2] or run.wrong):
+            run.departs = elsewhere.departs(problem, place, lambda: cancelled(run))
 
     def _others(self) -> Elsewhere | None:
         """Return the other processes of the GEMM, or None if it compiles for too long in each."""

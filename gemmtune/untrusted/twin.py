@@ -26,7 +26,7 @@ from .folders import left_in
 from .gemm_process.journal import AT_START
 from .subject import rival, subject_of
 from .turns import Turns
-from .uses import INFERENCE, OPTIONAL, drawn, said
+from .uses import INFERENCE, OPTIONAL, UNFIT, drawn, said
 
 BESIDE = 2
 """Number of threads that call at the same time."""
@@ -67,9 +67,7 @@ def digest(result: object) -> bytes:
 def follows(here: tuple[object, object], there: tuple[object, object]) -> bool:
     """Return True if a result differs from that of another process as torch's does, be it by random last bits more or less.
 
-    Args:
-        here: the results of the GEMM and of torch.
-        there: those of the other process, in which torch's has other bits.
+    Both are the results of the GEMM and of torch, ``there`` of the other process, in which torch's has other bits.
     """
     if digest(here[0]) == digest(here[1]) and digest(there[0]) == digest(there[1]):
         return True
@@ -146,9 +144,7 @@ class Elsewhere:
     def in_use(self, problem: Problem, operands: Operands, turns: Turns, traits: Traits) -> tuple[Any, str] | None:
         """Return the result of a call as programs make it, and its manner in words. None without a result.
 
-        It is made in a thread, in a mode of torch, on tensors that are as large as their memory or begin inside of it, and without
-        a pause. Fewer rows at the same place may come before, and calls in other threads beside it, if its ``traits`` allow that.
-        An error that only calls in other threads meet counts against the GEMM.
+        ``drawn`` says how. Errors that only calls in other threads meet count against it, and its end after operands that fit.
         """
         if self._in_use is None:
             return None
@@ -159,6 +155,10 @@ class Elsewhere:
         try:
             result = self._called_as(manner, problem, operands)
         except FAILURES as error:
+            if isinstance(error, CandidateEnded) and manner["first"] in UNFIT:
+                self._in_use.candidate.stop()
+                self._refused.update(("first", first) for first in UNFIT)
+                return self.in_use(problem, operands, turns, traits)
             if isinstance(error, RemoteError) and manner["beside"] and self._is_of_threads(error, problem, operands):
                 raised = f"it raised {_line(error)}. Called by one thread, it raises nothing."
                 self._of.note(Conduct.SOMETIMES, f"{said(manner)}, {raised}")
@@ -225,34 +225,38 @@ class Elsewhere:
         if self._twin is None:
             return None
         try:
-            torch_there, process = rival("cpu", is_twin=True)
-            process.place = place
             before = len(self._twin.written())
             own = self._twin.result(problem, operands, place)
             words = WRITTEN.findall(self._twin.written(before).decode(errors="replace"))
             ran = frozenset(f"mkl::{blas}" if blas else f"onednn::{dnn}" for blas, dnn in words)
-            return own, torch_there.caller(problem)(operands.tensors, operands.scalars, None), ran
+            return own, self.torch_there(problem, operands, place), ran
         except FAILURES as error:
             self._failed("it has no twin", self._twin, error)
             self._twin = None
             return None
 
-    def departs(self, problem: Problem, place: int | None, again: Callable[[], tuple[Operands, bytes]]) -> bool:
-        """Return True if each of some new twins has other bits than the GEMM, and no other new process.
+    def torch_there(self, problem: Problem, operands: Operands, place: int | None) -> Any:
+        """Return the result of torch in a twin."""
+        subject, process = rival("cpu", is_twin=True)
+        process.place = place
+        return subject.caller(problem)(operands.tensors, operands.scalars, None)
 
-        ``again`` calls the GEMM with new operands, and returns these with a hash of its result.
+    def departs(self, problem: Problem, place: int | None, again: Callable[[], tuple[Operands, Callable[[Any], bool]]]) -> bool:
+        """Return True if each of some new twins has another result than the GEMM, and no other new process.
+
+        ``again`` calls the GEMM with new operands, and returns these with a function that says if a result is like the GEMM's.
         """
         begun = time.monotonic()
         if self._twin is None:
             return False
         try:
             for _ in range(SURE_OF):
-                operands, bits = again()
+                operands, is_alike = again()
                 for process, same in ((self._plain, True), (self._twin, False)):
                     if time.monotonic() - begun > self._suspect_s:
                         return False
                     process.candidate.stop()
-                    if (digest(_warm(process, problem, operands, place)) == bits) is not same:
+                    if is_alike(_warm(process, problem, operands, place)) is not same:
                         return False
             return True
         except FAILURES as error:

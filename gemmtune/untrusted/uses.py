@@ -37,7 +37,8 @@ BEFORE = (
 )
 OF_BATCHES, OF_THESE_SIZES = tuple(x for x in BEFORE if x != MORE), (NUMBERS, "")
 """Words for a call before with other numbers, in the same place, or with NaN and more terms."""
-FIRST = ("fewer terms", "fewer terms", "a that does not fit", "b that does not fit")
+UNFIT = ("a that does not fit", "b that does not fit")
+FIRST = ("fewer terms", "fewer terms", *UNFIT)
 """Words for a call before all others of these sizes, after which a plan may be wrong.
 
 The first one has as many numbers in each operand. The others are to be refused.
@@ -51,7 +52,9 @@ RESULT = ("result", "", "")
 AROUND = ("event loop", "waits that end early", "", "", "")
 """Words for what is around a call."""
 INFERENCE = ("mode", "inference")
-OPTIONAL: Mapping[str, object] = {"trained": False, "one": False, "wider": 0, "offset": 0, "around": "", "mode": "plain"}
+OPTIONAL: Mapping[str, object] = {
+    "trained": False, "one": False, "wider": 0, "offset": 0, "around": "", "mode": "plain", "first": ""
+}  # fmt: skip
 """Parts of a manner that a GEMM may refuse by an error, with the values without them."""
 WIDER = ("3072", "", "70144", "", "")
 """Words for operands that are columns of wider matrices, and how many elements of these are between their rows."""
