@@ -390,7 +390,7 @@ def test_a_call_before_that_does_not_fit_leaves_its_turn_to_the_next() -> None:
     fits = [problem, Problem.mm(1, 1, 32, dtype=torch.float32)] * 20
     calls = [drawn(x, operands if x is problem else one, turns, traits, beside=0, refused=(), is_new=False) for x in fits]
     assert {x["before"] for x in calls[1::2]} <= set(OF_THESE_SIZES)
-    assert {x["before"] for x in calls[::2]} == set(BEFORE)
+    assert {x["before"] for x in calls[::2]} - {""} == set(BEFORE)
 
 
 def test_two_libraries_are_told_by_any_product(monkeypatch: pytest.MonkeyPatch) -> None:
