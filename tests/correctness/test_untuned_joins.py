@@ -262,7 +262,7 @@ ESTIMATES = {
         (1, QKV, True, 0.76), (16, QKV, True, 0.65), (64, QKV, True, 0.65), (512, QKV, True, 0.78), (1, GATE_UP, True, 0.95),
         (1024, GATE_UP, False, None),
     ],
-    "int4": [(1, QKV, True, 0.63), (16, QKV, True, 0.56), (1, GATE_UP, True, 0.81), (64, GATE_UP, True, 0.84)],
+    "int4": [(1, QKV, True, None), (16, QKV, True, 0.56), (1, GATE_UP, True, None), (64, GATE_UP, True, 0.84)],
 }  # fmt: skip
 DYNAMIC = {"float": "joined", "int4": ""}
 """Decisions on q, k and v with any number of rows. With int4 weights one product may lose 8% at 4096 rows."""
@@ -277,6 +277,9 @@ def test_estimates_decide_and_are_close_to_measured_gains(kind, elsewhere):
     for m, widths, joined, measured in ESTIMATES[kind]:
         found = elsewhere.decide(kind, m, widths, H200)
         assert found.taken == ("joined" if joined else ""), (m, widths)
+        if kind == "int4" and m <= 4:
+            assert "by rule for few rows, not measured" in found.reason
+            continue
         assert "by estimate, not measured" in found.reason
         times = dict(found.times_us)
         assert measured is None or times["joined"] / times["apart"] == pytest.approx(measured, rel=0.15), (m, widths)
