@@ -90,15 +90,9 @@ class Planned:
 
 
 def timed_calls(
-    subject: Subject,
-    candidate: Candidate,
-    rival: tuple[Subject, Candidate],
-    level: Level,
-    taken: Sequence[Case],
-    named: Sequence[int],
-    elsewhere: Elsewhere | None,
-    refused: Sequence[Case] = (),
-) -> Iterator[Shape]:
+    subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate], level: Level, taken: Sequence[Case],
+    named: Sequence[int], elsewhere: Elsewhere | None, refused: Sequence[Case] = (),
+) -> Iterator[Shape]:  # fmt: skip
     """Yield the calls of each shape.
 
     Args:

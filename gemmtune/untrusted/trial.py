@@ -65,6 +65,7 @@ class Trial:
         self._subject, self._candidate = subject, candidate
         self._rival, self._torch = rival
         self._added_s, self._hand_over_s = (0.0, 0.0), 0.0
+        self._is_sure = False  # that its results move like torch's
         self.rng = random.Random(secrets.randbits(64))
         self.turns = Turns(self.rng)
         self.pace_s = math.inf
@@ -238,8 +239,9 @@ class Trial:
         run.ran += [found[2]] * (run.twins > 1)  # in its first call a GEMM may compare itself with torch
         differs, moved = own != run.last, by_torch != run.of_torch
         alike = moved and follows((run.result, run.by_torch), found[:2])
-        if alike and own != by_torch and run.moves is None:  # it may take another way in each process
-            run.moves = elsewhere.departs(problem, place, lambda: self._moves(run, elsewhere))
+        if alike and own != by_torch and run.moves is None and not run.wrong:  # it may take another way in each process
+            self._is_sure = self._is_sure or elsewhere.departs(problem, place, lambda: self._moves(run, elsewhere))
+            run.moves = self._is_sure
         run.follows += [alike and (own == by_torch or bool(run.moves))] * moved
         if differs and run.departs is None and not (found[2] or run.wrong):
             run.departs = elsewhere.departs(problem, place, lambda: cancelled(run))
