@@ -228,7 +228,9 @@ def _drawn(trial: Trial, subject: Subject, case: Case, macs: int, *, square: boo
     """Return the case with sizes of at most about ``macs`` multiplications. ``square`` ones may be special in more ways."""
     traits, rng = subject.traits, trial.rng
     side = min(SMALL_SIDE, macs ** (1 / 3)) if macs <= SMALL_MACS else macs ** (1 / 3)
-    sides = [max(least, round(side * rng.uniform(NARROWEST, WIDEST)), 1) for least in traits.least]
+    widest = macs ** (1 / 3) if square else WIDEST * side
+    sides = [max(least, int(rng.uniform(NARROWEST * side, widest)), 1) for least in traits.least]
+    sides = sides[:1] * 3 if square else sides
     while math.prod(sides) > macs:
         sides[rng.randrange(3)] //= 2
     sides = sizes.with_tails(sides, trial.turns)

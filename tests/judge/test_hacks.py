@@ -136,7 +136,7 @@ def test_calls_honest_gemm_right(target: str) -> None:
 @pytest.mark.turn(2, 4)
 def test_measures_and_watches_even_if_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine must not make a GEMM right that was hardly called."""
-    late = dataclasses.replace(LEVELS["brief"], calls_s=0, named_s=0, shapes=3, largest=5)
+    late = dataclasses.replace(LEVELS["brief"], calls_s=0, named_s=0, shapes=3, largest=10)
     monkeypatch.setattr("gemmtune.judging.verdict.LEVELS", {"late": late})
     verdict = judged(f"{HONEST}:by_numpy", "late")
     assert verdict.speed is not None
