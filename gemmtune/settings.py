@@ -53,7 +53,7 @@ class Settings:
     """``shared`` serves a call with a new number of rows (M) from the table of its range. Without a table it uses the choice
     tuned for the nearest M. It tunes nothing. ``exact`` tunes each M separately."""
     batch_invariant: bool = False
-    """Use only choices that sum K in one order for every number of rows, so that the bits of a row do not depend on its batch."""
+    """Use only choices that sum K in one order for every number of rows. The bits of a row do not depend on its batch then."""
     multi_kernel: kinds.Place = None
     """Index, from 0 on, of the choice that every ``gemmtune.multi`` runs; None: the choice that it has decided on."""
     tune_in_subprocess: bool = True

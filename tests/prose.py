@@ -57,9 +57,10 @@ def fragments() -> Iterator[str]:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Yield paragraphs and items of lists, without code, tables, comments and headings."""
+    """Yield paragraphs, items of lists and cells of tables, without code, comments and headings."""
     prose = re.sub(r"^```.*?^```$|<!--.*?-->", "\n\n", text, flags=re.DOTALL | re.MULTILINE)
-    kept = ["" if line.startswith(("|", "#", ":::", "--8<--")) else line for line in prose.splitlines()]
+    cells = [re.sub(r"\s*\|\s*|;\s", "\n\n", line) if line.startswith("|") else line for line in prose.splitlines()]
+    kept = ["" if line.startswith(("#", ":::", "--8<--")) else line for line in cells]
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.)\s)", "\n".join(kept)):
         if block.strip():
             yield " ".join(block.split())

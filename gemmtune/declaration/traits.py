@@ -59,8 +59,8 @@ class Traits:
     """Parts of an operand that share a scale: tensor, row, column, group_32, … For an operation without ``tensor``, that stands for
     its first one."""
     scale_dtypes: tuple[str, ...] = ()
-    """Dtypes of scales accepted in addition to the usual one: the dtype of a for quantized weights and for weights of rows that
-    are added up, float32 for int_mm_mul."""
+    """Dtypes of scales accepted in addition to the usual one. That is float32 for int_mm_mul, and the dtype of a for quantized
+    weights and for weights of rows that are added up."""
     weights: tuple[str, ...] = ("int8",)
     """Types of b of mixed_mm and mixed_grouped_mm: int8, uint8, int4 and uint4 (two in each byte), float8_e4m3fn, float8_e5m2."""
     zeros: bool = False
@@ -118,8 +118,9 @@ class Traits:
     """torch's own products may do the work, with 16-bit partial sums where torch's flags allow them. `gemmtune judge` calls that
     dishonest otherwise."""
     reduction: str = ""
-    """How K is summed, for every M: matrix or fma, then /1024 for partial sums of 1024 elements, added in rising order, then @128
-    for a float32 sum every 128 elements. A kernel is used in batch-invariant tables of that class. Empty: nothing is said."""
+    """How K is summed, for every M: matrix or fma, then /1024 for partial sums of 1024 elements, added in rising order. @128 at
+    the end means a float32 sum every 128 elements. A kernel is used in batch-invariant tables of that class. Empty: nothing is
+    said."""
     same_bits: str = ""
     """Another GEMM, as package.module:function, that gives a row the same bits for every M."""
     bias_name: str = "bias"

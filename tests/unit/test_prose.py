@@ -31,10 +31,10 @@ def test_a_docstring_that_begins_as_no_sentence_is_counted(prose: ModuleType) ->
 def test_sentences_of_prose_alone_are_counted(prose: ModuleType) -> None:
     long = " ".join(["word"] * 26)
     page = prose.ROOT / "docs" / "page.md"
-    page.write_text(f"{long}.\n\n```sh\n{long}\n```\n\n| {long} |\n|---|\n\n# {long}\n\n- one\n- two\n\n<!-- {long} -->\n")
-    assert list(prose.long_sentences()) == [f"docs/page.md: {long}."]
+    page.write_text(f"{long}.\n\n```sh\n{long}\n```\n\n| {long}, |\n|---|\n\n# {long}\n\n- one\n- two\n\n<!-- {long} -->\n")
+    assert list(prose.long_sentences()) == [f"docs/page.md: {long}.", f"docs/page.md: {long},"]
     half = " ".join(["word"] * 13)
-    page.write_text(f"- {half}\n- {half}\n\n{half}:\n\n| {half} |\n|---|\n\n{half}\n")
+    page.write_text(f"- {half}\n- {half}\n\n{half}:\n\n| {half} | {half} |\n|---|---|\n| {half}; {half} |\n\n{half}\n")
     assert not list(prose.long_sentences())
 
 
