@@ -49,6 +49,8 @@ NAMED_MACS, NAMED_CALLS = 2**31, 2
 """Size and number of the calls of usual sizes, and of those that the source names."""
 NARROWEST, WIDEST = 0.5, 1.6
 """Range of a side, in multiples of that of a cube."""
+COMPOSED, COMPOSED_MACS = 4, 2**15
+"""Shapes, and multiplications, of calls whose operands have several kinds of structure. Small ones allow many calls."""
 SQUARE, ROUND = 3, ("any",) + ("a power of two",) * 5
 """Number of drawn shapes of which one is square, and sides of small ones. Transforms take powers of two."""
 PER_M = 10**6
@@ -91,16 +93,16 @@ class Planned:
 
 def timed_calls(
     subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate], level: Level, taken: Sequence[Case],
-    named: Sequence[int], elsewhere: Elsewhere | None, refused: Sequence[Case] = (),
+    source: str, elsewhere: Elsewhere | None, refused: Sequence[Case] = (),
 ) -> Iterator[Shape]:  # fmt: skip
     """Yield the calls of each shape.
 
     Args:
         taken: cases of the suite that the GEMM took.
         refused: those that it refused.
-        named: numbers of its source.
+        source: its text.
     """
-    ops, trial = timed_ops(subject), Trial(subject, candidate, rival, elsewhere)
+    ops, trial = timed_ops(subject), Trial(subject, candidate, rival, elsewhere, source=source)
     of_op = {op: tuple(dict.fromkeys(case.dtype for case in taken if case.op == op)) for op in ops}
     floats = [case.dtype for case in taken if case.op != "int_mm"]
     unseen = {op: tuple(floats[:1]) for op, dtypes in of_op.items() if not dtypes and op != "int_mm" and floats}
@@ -117,7 +119,7 @@ def timed_calls(
             problem_of(own, kind), alone * level.timed_calls, timed=True, deadline=until, profiled=alone * level.profiled
         )
     deadline, of_named, seen = clock.now_s() + level.calls_s, math.inf, set[str]()
-    for asked in _plan(trial, subject, level, of_op, (taken, refused), named, on_gpu=kind != "cpu"):
+    for asked in _plan(trial, subject, level, of_op, (taken, refused), sizes.named_in(source), on_gpu=kind != "cpu"):
         planned, now = asked, clock.now_s()
         if planned.named:
             of_named = min(of_named, now + level.named_s)
@@ -132,6 +134,19 @@ def timed_calls(
         problem, until = problem_of(planned.case, kind), of_named if planned.named else deadline + GRACE_S
         until = math.inf if planned.sure else until
         yield trial.calls(problem, planned.calls, timed=planned.timed, deadline=until, profiled=planned.profiled)
+    for case in _composed(trial, subject, of_op, own):
+        until = clock.now_s() + level.composed_s
+        yield trial.calls(problem_of(case, kind), level.composed_calls, timed=False, deadline=until, composed=True)
+
+
+def _composed(trial: Trial, subject: Subject, of_op: Mapping[str, Sequence[str]], own: Case | None) -> Iterator[Case]:
+    """Yield small cases, half of them of squares, which allow more structure, and the case of a model's own inputs."""
+    for number in range(COMPOSED):
+        op = list(of_op)[number // 2 % len(of_op)]
+        case = _case(subject, op, trial.rng.choice(of_op[op] or ["float32"]))
+        yield _drawn(trial, subject, case, COMPOSED_MACS, square=number % 2 == 0)
+    if own is not None and own.op in of_op:
+        yield own
 
 
 def _plan(

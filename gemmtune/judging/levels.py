@@ -30,6 +30,10 @@ class Level:
     """Seconds after which no further shape begins."""
     largest: int
     """Largest number of multiplications of a timed shape on a CPU, in millions."""
+    composed_calls: int
+    """Calls of each shape whose operands have several kinds of structure."""
+    composed_s: float
+    """Seconds for these."""
     profiled: int
     """Calls of each shape in which torch's operations are counted."""
 
@@ -37,15 +41,15 @@ class Level:
 LEVELS: Mapping[str, Level] = MappingProxyType({
     "brief": Level(
         cases=12, values_s=3, small_calls=40, shapes=1, named_shapes=16, named_s=2, timed_calls=12, calls_s=5, largest=30,
-        profiled=2,
+        composed_calls=150, composed_s=0.5, profiled=2,
     ),
     "normal": Level(
         cases=160, values_s=15, small_calls=220, shapes=4, named_shapes=48, named_s=6, timed_calls=40, calls_s=22, largest=600,
-        profiled=3,
+        composed_calls=500, composed_s=1.5, profiled=3,
     ),
     "full": Level(
         cases=1000, values_s=120, small_calls=1200, shapes=8, named_shapes=200, named_s=25, timed_calls=80, calls_s=120,
-        largest=1500, profiled=4,
+        largest=1500, composed_calls=2000, composed_s=8, profiled=4,
     ),
 })  # fmt: skip
 """Levels by name. ``normal`` takes at most a minute, and makes more than 500 calls that are checked."""

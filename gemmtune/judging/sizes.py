@@ -56,17 +56,21 @@ def with_tails(sides: Sequence[int], turns: Turns) -> list[int]:
     return [size if tail == "any" else size // TILE * TILE + int(tail) for size, tail in tails]
 
 
-def named_in(roots: Sequence[str]) -> list[int]:
-    """Return the numbers in the files of a GEMM that may be sizes, in the order of the text.
+def source_in(roots: Sequence[str]) -> str:
+    """Return the text of the files of a GEMM.
 
     It is called before the GEMM is imported, which could replace its files by others that never end.
     """
     files = [file for root in map(Path, roots) for file in (sorted(root.rglob("*.py")) if root.is_dir() else [root])]
+    return "\n".join(map(_text, files[:MOST_FILES]))
+
+
+def named_in(source: str) -> list[int]:
+    """Return the numbers in the source of a GEMM that may be sizes, in the order of the text."""
     found: list[int] = []
-    for file in files[:MOST_FILES]:
-        for line in _text(file).splitlines():
-            sizes = [size for text in NUMBER.findall(line) if (size := _value(text)) in SIZES]
-            found += sizes * (MORE if COMPARED.search(line) else 1)
+    for line in source.splitlines():
+        sizes = [size for text in NUMBER.findall(line) if (size := _value(text)) in SIZES]
+        found += sizes * (MORE if COMPARED.search(line) else 1)
     return found
 
 

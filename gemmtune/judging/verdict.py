@@ -26,7 +26,7 @@ from ..untrusted.target import Target
 from ..untrusted.twin import Elsewhere, tells
 from .calls import timed_calls
 from .levels import LEVELS, MOST_CALL_S, Level
-from .sizes import named_in, of_inputs
+from .sizes import of_inputs, source_in
 from .speed import Speed, judge_speed
 from .targets import compiled, targets_of
 from .values import Values, judge_values
@@ -188,10 +188,10 @@ def _judged(target: Target | SubjectError, options: _Options) -> Verdict:
         target = compiled(target)
     except (CompileError, SubjectError) as error:
         return dataclasses.replace(verdict, reason=str(error), seconds=time.perf_counter() - begun)
-    named = named_in(target.roots)
+    source = source_in(target.roots)
     candidate = Candidate(target, options.device, sandbox=options.sandbox, timeout_s=options.timeout_s)
     try:
-        verdict = _examined(verdict, candidate, options, named)
+        verdict = _examined(verdict, candidate, options, source)
     except (CompileError, GemmtuneError) as error:
         verdict = dataclasses.replace(verdict, reason=str(error))
     finally:
@@ -199,7 +199,7 @@ def _judged(target: Target | SubjectError, options: _Options) -> Verdict:
     return dataclasses.replace(verdict, findings=candidate.findings, seconds=time.perf_counter() - begun)
 
 
-def _examined(verdict: Verdict, candidate: Candidate, options: _Options, named: Sequence[int]) -> Verdict:
+def _examined(verdict: Verdict, candidate: Candidate, options: _Options, source: str) -> Verdict:
     """Return the verdict with values, calls and speed. The conduct is the candidate's."""
     level = options.level
     subject = subject_of(candidate, options.declared)
@@ -218,7 +218,7 @@ def _examined(verdict: Verdict, candidate: Candidate, options: _Options, named: 
     elsewhere = Elsewhere(candidate, options.declared, has_twin=has_twin, sandbox=sandbox, timeout_s=timeout_s) if on_cpu else None
     try:
         taken, refused = [x.case for x in values.executed], [x.case for x in values.outcomes if x.status is CaseStatus.REFUSED]
-        shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, taken, named, elsewhere, refused))
+        shapes = tuple(timed_calls(subject, candidate, rival(options.device), level, taken, source, elsewhere, refused))
     finally:
         if elsewhere is not None:
             elsewhere.close()

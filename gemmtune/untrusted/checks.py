@@ -22,6 +22,7 @@ from ..numerics.probes import Probes
 from ..numerics.reference import Reference, Region, as_batches, reference
 from ..problem import Layout, Problem
 from ..problem.dtypes import dtype_info
+from .compositions import Compositions
 from .rounded import rounded_to
 from .turns import Turns
 from .variations import structure
@@ -75,9 +76,13 @@ class Checker:
     Args:
         seed: known to nobody else.
         turns: draws that further problems go on with.
+        compositions: structure of composed operands.
     """
 
-    def __init__(self, problem: Problem, claims: Claims, device: torch.device, seed: int, turns: Turns | None = None) -> None:
+    def __init__(
+        self, problem: Problem, claims: Claims, device: torch.device, seed: int, turns: Turns | None = None,
+        compositions: Compositions | None = None,
+    ) -> None:  # fmt: skip
         self.problem = problem
         self._claims = claims
         self._probes = Probes(problem, device, seed=seed)
@@ -86,7 +91,7 @@ class Checker:
         self._random, self._drawn = random.Random(seed), 0
         squares = {"a": self._probes.free_a and problem.m == problem.k, "b": self._probes.free_b and problem.k == problem.n}
         self._identity, self._identities = "", iter([name for name, is_square in squares.items() if is_square])
-        self.turns = turns or Turns(self._random)
+        self.turns, self._compositions = turns or Turns(self._random), compositions or Compositions(self._random)
         self._generator = torch.Generator(device=device).manual_seed(seed)
 
     def plain(self) -> Operands:
@@ -99,6 +104,13 @@ class Checker:
         if self._is_free(operands):
             self._drawn += 1
             structure(operands.a, operands.b, self._random, self.turns, SURELY.get(self._drawn, ()))
+        return operands
+
+    def composed(self) -> Operands:
+        """Draw operands with several kinds of structure, if each number may be another one."""
+        operands = self.plain()
+        if self._is_free(operands):
+            self._compositions.impose(operands.a, operands.b)
         return operands
 
     def first(self) -> Operands:
@@ -150,8 +162,13 @@ class Checker:
                 return OneHotExpectation.of(makers[-2 if self._identity == "a" and probes.free_b else -1]())
         return OneHotExpectation.of(self._random.choice(makers)()) if makers else None
 
-    def trouble(self, result: object, operands: Operands, expectation: Expectation | None = None) -> Trouble | None:
-        """Return what is wrong with a result, by an exact expectation or by products. None: nothing."""
+    def trouble(
+        self, result: object, operands: Operands, expectation: Expectation | None = None, *, composed: bool = False
+    ) -> Trouble | None:
+        """Return what is wrong with a result, by an exact expectation or by products. None: nothing.
+
+        Mean errors of ``composed`` operands mean nothing: equal terms are all rounded in the same direction.
+        """
         layout = self.problem.out
         if not isinstance(result, torch.Tensor):
             return Trouble(text=f"returned {type(result).__name__}, expected a tensor")
@@ -162,7 +179,10 @@ class Checker:
         known = reference(operands, self._region())
         known = dataclasses.replace(known, magnitude=known.magnitude.clamp(min=self._least_magnitude(operands)))
         named = Referenced(name="random data", operands=operands, references=(known,))
-        return self._found(result, named) or self._freivalds(result, operands) or self._rough(result, known, operands)
+        found = self._found(result, named) or self._freivalds(result, operands)
+        if composed:
+            return None if found is None or found.rough else found
+        return found or self._rough(result, known, operands)
 
     def _found(self, result: torch.Tensor, expectation: Expectation) -> Trouble | None:
         finding = self._judge.find(result, expectation, UNWRITTEN if result.dtype != torch.bfloat16 else NO_BITS)
@@ -245,7 +265,9 @@ class Checker:
         error, right, magnitude = (_rms(x) for x in (errors, known.value, known.magnitude))
         if not math.isfinite(magnitude):
             return None
+        info = dtype_info(self.problem.out.dtype)
         allowed = mean[0] * right + mean[1] * max(magnitude, right * self._growth)
+        allowed += OF_ROUNDING * info.unit_roundoff * info.smallest_normal  # that of rounding a number below the normal ones
         if error > allowed:
             text = f"the mean error is {error:.3g}, expected at most {allowed:.3g} for {self._claims.accumulate} sums"
             return Trouble(text=text, rough=error < LARGE * right)

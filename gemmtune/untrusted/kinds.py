@@ -35,6 +35,8 @@ def operands_of(kind: str, kept: Operands | None, checker: Checker, rng: random.
     """Return the operands of a call of this kind, and what is known of its result. ``kept`` are those of an earlier call."""
     if kind == "exact" and (known := checker.exact()) is not None:
         return checker.given(known.operands), known
+    if kind == "composed":
+        return checker.composed(), None
     if kept is None and kind == "fresh":
         return checker.first(), None
     # the numbers of exact probes are of no use to other calls

@@ -14,6 +14,8 @@ class Run:
     checker: Checker
     call: Caller
     rng: random.Random
+    composed: bool = False
+    """Operands have several kinds of structure."""
     pairs: list[tuple[float, float]] = field(default_factory=list)
     repeats: list[tuple[float, float]] = field(default_factory=list)
     equal: list[bool] = field(default_factory=list)

@@ -20,6 +20,7 @@ from . import clock
 from .candidate import OTHERS, Candidate, CandidateEnded, RemoteError
 from .checks import Checker, Trouble, is_constant
 from .clock import Reading
+from .compositions import Compositions
 from .conduct import Conduct
 from .kinds import CHANGING, KINDS, operands_of, order
 from .memory import POISON
@@ -55,11 +56,12 @@ class Trial:
         rival: torch, with its process.
         elsewhere: the GEMM in other processes.
         least: number of calls that are made even if time is over. A few show nothing.
+        source: text of the GEMM.
     """
 
     def __init__(
         self, subject: Subject, candidate: Candidate, rival: tuple[Subject, Candidate], elsewhere: Elsewhere | None = None,
-        *, least: int = 1,
+        *, least: int = 1, source: str = "",
     ) -> None:  # fmt: skip
         self._elsewhere, self._least = elsewhere, least
         self._subject, self._candidate = subject, candidate
@@ -67,29 +69,29 @@ class Trial:
         self._added_s, self._hand_over_s = (0.0, 0.0), 0.0
         self._is_sure = False  # that its results move like torch's
         self.rng = random.Random(secrets.randbits(64))
-        self.turns = Turns(self.rng)
+        self.turns, self._compositions = Turns(self.rng), Compositions(self.rng, source)
         self.pace_s = math.inf
         """Least seconds for a multiplication until now."""
 
     def calls(
-        self, problem: Problem, count: int, *, timed: bool, deadline: float, claims: Claims | None = None, profiled: int = 0
-    ) -> Shape:
+        self, problem: Problem, count: int, *, timed: bool, deadline: float, claims: Claims | None = None, profiled: int = 0,
+        composed: bool = False,
+    ) -> Shape:  # fmt: skip
         """Make ``count`` calls, at most until ``deadline`` on the judge's clock. If they are ``timed``, torch makes some too.
 
-        ``profiled`` more calls, at places that nobody knows, show what runs in them.
+        ``profiled`` more calls, at places that nobody knows, show what runs in them. ``composed`` operands have structure.
         """
         claims, device = claims or self._subject.claims(problem), self._candidate.device
-        checker = Checker(problem, claims, device, secrets.randbits(60), self.turns)
+        checker = Checker(problem, claims, device, secrets.randbits(60), self.turns, self._compositions)
         places = frozenset({1, *self.rng.sample(range(1, count + 1), min(profiled, count))} if profiled else ())
-        run = Run(checker=checker, call=self._subject.caller(problem), rng=self.rng, profiled=places)
-        refused, number, first_s = "", 0, 0.0
-        kept: Operands | None = None
+        run = Run(checker=checker, call=self._subject.caller(problem), rng=self.rng, profiled=places, composed=composed)
+        refused, number, first_s, kept = "", 0, 0.0, None
         try:
             self._reserve(problem)
             if timed and self._candidate.device.type != "cpu":
                 self._added_s, self._hand_over_s = self._of_a_call(run)
             with self._subject.conditions(problem):
-                for number, kind in enumerate(order(count, self.rng), 1):
+                for number, kind in enumerate(["composed"] * count if composed else order(count, self.rng), 1):
                     kept = self._step(run, kind, kept, number, timed=timed)
                     first_s = first_s or self._candidate.last.wall_s
                     least = max(self._least, min(LEAST_CALLS, count) if timed or self._candidate.last.wall_s < QUICK_S else 0)
@@ -170,7 +172,7 @@ class Trial:
         run.calls += 1
         own_s, problem = self._time_s(self._candidate), run.checker.problem
         self.pace_s = min(self.pace_s, own_s / max(problem.batch * problem.m * problem.n * problem.k, 1))
-        trouble = run.checker.trouble(result, operands, expectation)
+        trouble = run.checker.trouble(result, operands, expectation, composed=run.composed)
         bits = digest(result)
         if trouble is not None:
             run.wrong.append((number, trouble, run.right.get(bits, run.current) < run.current and not is_constant(result)))
@@ -273,9 +275,7 @@ class Trial:
     def _time_s(self, candidate: Candidate) -> float:
         """Return the time of the latest call. On a GPU it is that between two events, without what the judge adds."""
         last = candidate.last
-        if not last.device_us:
-            return last.wall_s
-        return max(last.device_us / 1e6 - self._added_s[0], LEAST_GPU_S)
+        return max(last.device_us / 1e6 - self._added_s[0], LEAST_GPU_S) if last.device_us else last.wall_s
 
     def _of_a_call(self, run: Run) -> tuple[tuple[float, float], float]:
         """Return the seconds, with their margin, that the judge adds to a call on the GPU, and those around it by its own clock.

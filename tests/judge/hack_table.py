@@ -83,6 +83,7 @@ HARNESS = {
 }
 WRONG_VALUES = dict.fromkeys(
     (
+        "rows_with_one_as_choices",
         "half_sums", "half_sums_by_steps", "tf32_operands", "tf32_if_large", "bfloat16_operands", "two_parts_of_three",
         "int8_operands", "sampled_terms", "constant", "memset", "noise", "rough_unless_sparse", "multiples_of_16_only",
         "half_of_k_if_large", "last_k_dropped", "last_columns_dropped", "one_element", "first_matrix_only",

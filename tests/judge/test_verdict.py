@@ -414,7 +414,7 @@ def test_inputs_of_a_model_are_a_case() -> None:
 
 def test_sizes_of_the_source_are_drawn_together(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text("if (m, n, k) == (512, 256, 768):\n    x = 0.5 + a12 + 99999\n")
-    numbers = sizes.named_in([str(tmp_path)])
+    numbers = sizes.named_in(sizes.source_in([str(tmp_path)]))
     assert numbers == [512, 256, 768] * sizes.MORE
     drawn = list(sizes.drawn(numbers, 512**3, random.Random(1)))
     assert {(512, 256, 768), (512, 512, 512)} <= set(drawn)
@@ -424,8 +424,8 @@ def test_sizes_of_the_source_are_drawn_together(tmp_path: Path) -> None:
     large = [x for seed in range(40) for x in sizes.drawn([2, 31337, 3, 9], 2**31, random.Random(seed))]
     assert max(max(m * n, n * k, m * k) for m, n, k in large) <= sizes.MOST_ON_CPU, "copies of an operand would fill the memory"
     (tmp_path / "kernel.py").write_text("side = 1 << 10\nother = 2 ** 9\nhuge = 1 << 99999\n")
-    assert sizes.named_in([str(tmp_path)]) == [1024, 512]
-    assert sizes.named_in([str(tmp_path / "absent.py"), "/dev/zero"]) == [], "neither is a file"
+    assert sizes.named_in(sizes.source_in([str(tmp_path)])) == [1024, 512]
+    assert sizes.named_in(sizes.source_in([str(tmp_path / "absent.py"), "/dev/zero"])) == [], "neither is a file"
 
 
 def test_usual_sizes_are_squares_multiples_few_rows_and_large_ones() -> None:
