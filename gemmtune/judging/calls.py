@@ -175,6 +175,11 @@ def _plan(
     yield Planned(case=deep, calls=fewer, profiled=level.profiled)
     for op_, dtype, calls in small:
         yield Planned(case=_scaled(subject, drawn(op_, dtype, SMALL_MACS)), calls=calls, profiled=level.profiled)
+    for op_ in of_op:
+        wide = next((dtype for dtype in of_op[op_] if dtype == "float32"), (*of_op[op_], "float32")[0])
+        case = _scaled(subject, _case(subject, op_, wide))
+        for m, n, k in sizes.thin_or_square(trial.rng):
+            yield Planned(case=legal(case.changed(m=m, n=n, k=k), subject), calls=LARGE_CALLS, sure=True)
     takes_s = EACH_KIND * decoding.m * decoding.n * decoding.k * trial.pace_s
     yield Planned(case=decoding, calls=EACH_KIND, profiled=level.profiled, sure=takes_s < level.named_s)
     largest = GPU_MACS if on_gpu else level.largest * PER_M

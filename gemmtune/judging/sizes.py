@@ -22,6 +22,8 @@ SIZES, MORE = range(2, 2**15), 4
 FIRST, NEIGHBOURS, MOST_TRIES = 2, 3, 8
 BESIDE = 9, 40
 """Range of the other sides of a matrix of which one has a size that the source names."""
+EQUAL, FEW = (256, 640), (2, 32)
+"""Ranges of two equal sides of a shape, and of its third one."""
 TILE, TAILS = 64, (("1", "2", "3", "any"), ("1", "any", "-1", "any"), ("any", "1", "-1", "any"))
 """Size of a tile, or a multiple of it, and elements of the last tile of M, N and K, which shapes have in turn."""
 MOST_FILES, MOST_CHARS = 50, 2**20
@@ -108,16 +110,24 @@ def extreme(macs: int, rng: random.Random) -> Iterator[tuple[int, int, int, int]
     """Yield batches with sizes of which one is far larger than the others, in an order that is drawn.
 
     A side, or a batch, may have more elements than 16 bits count, or a result more than a float32. Decoding has long sums, and a
-    router of experts few columns.
+    router of experts few columns. A long sum of several rows and columns may be split in parts that it is no multiple of.
     """
     few, more, long = rng.randint(1, 4), rng.randint(5, 12), rng.randint(2**16 + 1, 2**16 + 2**12)
     sides = [(1, few, 8 * more, 4096 * rng.randint(3, 7)), (1, 64 * rng.randint(80, 256), few, 24 * more)]
     sides += [(1, *x) for x in ((long, few, more), (few, long, more), (few, more, long))]
     sides += [(rng.randint(2**8 + 1, 2**11), few, more, 2 * few), (long, few, few + 1, 2)]
     sides += [(1, wide := rng.randint(2**12 + 1, 2**12 + 2**6), wide, 2)]
+    sides += [(1, rng.randint(48, 72), rng.randint(48, 72), 4 * rng.randint(2**10, 3 * 2**10) + rng.randint(1, 3))]
     for batch, m, n, k in rng.sample(sides, len(sides)):
         if _fits(m, n, k, macs):
             yield batch, m, n, k
+
+
+def thin_or_square(rng: random.Random) -> Iterator[tuple[int, int, int]]:
+    """Yield sizes with one side of 1, which may need no GEMM, then those with two equal sides, as weights of projections have."""
+    side = rng.randint(*EQUAL)
+    for m, n, k in ((1, rng.randint(*BESIDE), rng.randint(*BESIDE)), (rng.randint(*FEW), side, side)):
+        yield from ((m, n, k), (n, k, m), (k, m, n))
 
 
 def in_turns(numbers: Sequence[int], macs: int, rng: random.Random) -> Iterator[tuple[int, int, int]]:

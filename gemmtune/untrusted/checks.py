@@ -25,18 +25,20 @@ from ..problem.dtypes import dtype_info
 from .compositions import Compositions
 from .rounded import rounded_to
 from .turns import Turns
-from .variations import structure
+from .variations import impose, structure
 
 WHOLE_MACS = 2**18
 """Multiplications up to which all of a result is compared with a reference."""
 ROWS = 6
 SURELY = {
     2: ("transpose", "batch"), 3: ("symmetric",), 4: ("permutation a", "permutation b"), 5: ("itself a",), 6: ("itself b",),
-    7: ("signs b",), 8: ("signs a",),
+    7: ("signs b",), 8: ("signs a",), 9: ("diagonal a", "diagonal b"), 10: ("identity",),
 }  # fmt: skip
 """Operands of a problem, counted from 1, that are special, by kinds that few sizes allow: of these sizes few are drawn."""
-FIRST = ("whole", "", "")
-"""Structure of the first operands: a GEMM may test itself with these, and trust the result for all others."""
+FIRST = ("whole", "whole", "zero", "", "", "")
+"""Structure of the first operands: a GEMM may test itself with these, or look at them, and trust what it found for all others."""
+FAR_AT = 2
+"""Operands of bfloat16, counted from 1, whose numbers float16 does not hold: few shapes have this type."""
 SCALARS, NEAR_ONE = (0.25, 4.0), (5, 10)
 """Range of alpha and beta, and negative powers of two by which others are less than one, as those of moving averages are."""
 UNWRITTEN = -1
@@ -103,7 +105,10 @@ class Checker:
         operands = self.plain()
         if self._is_free(operands):
             self._drawn += 1
-            structure(operands.a, operands.b, self._random, self.turns, SURELY.get(self._drawn, ()))
+            if self._drawn == FAR_AT and operands.a.dtype == torch.bfloat16:
+                impose("far", operands.a, operands.b, self._random)
+            else:
+                structure(operands.a, operands.b, self._random, self.turns, SURELY.get(self._drawn, ()))
         return operands
 
     def composed(self) -> Operands:
@@ -114,9 +119,11 @@ class Checker:
         return operands
 
     def first(self) -> Operands:
-        """Draw the first operands of a shape, which are small integers for some."""
-        operands = self.fresh()
-        if self.turns.next(FIRST) and self._is_free(operands) and operands.a.is_floating_point() and operands.a.element_size() > 1:
+        """Draw the first operands of a shape, which are small integers for some. For others b is zero."""
+        operands, kind = self.fresh(), self.turns.next(FIRST)
+        if kind and self._is_free(operands) and operands.a.is_floating_point() and operands.a.element_size() > 1:
+            if kind == "zero":
+                operands.b.zero_()
             for x in (operands.a, operands.b):
                 x.round_()
         return operands

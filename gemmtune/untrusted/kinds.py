@@ -16,13 +16,15 @@ at the same addresses. moved: the same numbers at other addresses. left, right: 
 one: the same numbers with one changed in a and in b. near: the same numbers, each of a, of b or of both a little larger.
 related: a or b is a multiple of itself or is rolled, but for one number.
 """
+FIRST = ("fresh", "fresh")
+"""Kinds of the first calls, at the same addresses: an earlier result is wrong for the second call, too."""
 CHANGING = ("alike", "one", "near", "related")
 """Kinds that change the numbers of the call before in their place."""
 
 
 def order(count: int, rng: random.Random) -> list[str]:
     """Return the kinds of so many calls."""
-    kinds = ["fresh", "fresh"]  # an earlier result is wrong for the second call, too
+    kinds = [*FIRST]
     while len(kinds) < count:
         drawn = rng.sample(KINDS, len(KINDS))
         drawn.remove("fresh")
@@ -50,7 +52,7 @@ def operands_of(kind: str, kept: Operands | None, checker: Checker, rng: random.
         return nearby(kept, checker.turns.next(NEARBY)) or one_changed(kept, rng) or checker.fresh(), None
     if kind == "related":
         return related(kept, checker.turns.next(RELATIONS), rng) or checker.fresh(), None
-    if kind in ("left", "right"):  # a or b stays, alpha and beta do not
+    if kind in ("left", "right"):  # a, or b and what is added, stays, alpha and beta do not
         new = checker.plain()
-        return (dataclasses.replace(new, b=kept.b) if kind == "left" else dataclasses.replace(new, a=kept.a)), None
+        return (dataclasses.replace(new, b=kept.b, inp=kept.inp) if kind == "left" else dataclasses.replace(new, a=kept.a)), None
     return kept, None

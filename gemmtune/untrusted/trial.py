@@ -22,7 +22,7 @@ from .checks import Checker, Trouble, is_constant
 from .clock import Reading
 from .compositions import Compositions
 from .conduct import Conduct
-from .kinds import CHANGING, KINDS, operands_of, order
+from .kinds import CHANGING, FIRST, KINDS, operands_of, order
 from .memory import POISON
 from .repeats import SUSPICIOUS, cancelled, check_rows, is_from_memory, rounds_products, second_look
 from .run import Run
@@ -131,7 +131,8 @@ class Trial:
         if expectation is None:
             run.of_kept = run.current
         candidate = self._candidate
-        candidate.place = run.rng.choice(PAGES) if kind in ("fresh", "moved") else candidate.place
+        if kind in ("fresh", "moved"):
+            candidate.place = run.rng.choice(PAGES[: len(PAGES) if number > len(FIRST) else 1])
         paired = timed and kind == "fresh"
         before = self._by_torch(run, operands) if paired and number % 2 else 0.0
         own_s = self._called(run, operands, expectation, number, paired=paired)
@@ -147,7 +148,7 @@ class Trial:
                 self._repeat(run, operands, number)
         if kind == "fresh" and (number == 1 or (timed and len(run.pairs) % 2 == 0)):
             candidate.place = run.rng.choice(PAGES)
-            self._called(run, operands, expectation, number)
+            self._called(run, operands, expectation, number, paired=timed or number > 1)
             run.equal.append(run.last == first)
             if run.last != first and self._subject.traits.deterministic:
                 run.wrong.append((number, Trouble(text="equal operands give other bits, which it declares not to do"), False))
@@ -167,7 +168,7 @@ class Trial:
         return self._work_s()
 
     def _called(self, run: Run, operands: Operands, expectation: Expectation | None, number: int, *, paired: bool = True) -> float:
-        out = self._out(run) if not paired else None
+        out = self._out(run, is_first=number == 1) if not paired else None
         run.result = result = run.call(operands.tensors, operands.scalars, out)
         run.calls += 1
         own_s, problem = self._time_s(self._candidate), run.checker.problem
@@ -181,15 +182,16 @@ class Trial:
         run.last = bits
         return own_s
 
-    def _out(self, run: Run) -> torch.Tensor | None:
-        """Return ``out`` for some calls, if the GEMM takes it: an unwritten one, or one with the result of the call before."""
-        if not self._subject.traits.out or run.rng.random() > WITH_OUT:
+    def _out(self, run: Run, *, is_first: bool) -> torch.Tensor | None:
+        """Return ``out`` for some calls, if the GEMM takes it: unwritten, as for the first two, or with the result before."""
+        if not self._subject.traits.out or (not is_first and run.rng.random() > WITH_OUT):
             return None
         layout = run.checker.problem.out
         whole = torch.full((layout.numel * layout.dtype.itemsize,), POISON, dtype=torch.uint8, device=self._candidate.device)
         out = whole.view(layout.dtype).view(layout.size)
-        if isinstance(before := run.result, torch.Tensor) and before.shape == out.shape and run.rng.random() < WITH_RESULT:
-            return out.copy_(before)
+        old = run.result if not is_first and run.rng.random() < WITH_RESULT else None
+        if isinstance(old, torch.Tensor) and old.shape == out.shape:
+            return out.copy_(old)
         return out
 
     def _profiled(self, run: Run, number: int, *, timed: bool) -> None:

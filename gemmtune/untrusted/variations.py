@@ -53,8 +53,8 @@ SPECIALS = (
 """Kinds of special matrices: zero, constant, an identity, lower triangular, the transpose of a, a batch of equal ones, symmetric.
 
 A block differs, or a pair of numbers. In an identity they add up to nothing, so that sums and extremes stay. A permutation of it is
-whole: its rows and its columns have the same sums. So is the identity "itself", whose product is the other operand. So are "signs",
-as of binary weights, and a and b that are both symmetric, whose product is not.
+whole: its rows and its columns have the same sums. So are the identity "itself", a "diagonal" of any numbers, "signs", as of binary
+weights, and a and b that are both symmetric. An "identity" may be both of them, as with an inverse.
 """
 BLOCKS = (4, 4, 16, 2**20)
 """Divisors of the sides of a matrix, which are the sides of this block."""
@@ -113,21 +113,21 @@ def special(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> 
         match name:
             case "transpose":
                 x.copy_(a.mT)
-            case "permutation" | "itself":
+            case "permutation" | "itself" | "identity":
                 x.copy_(torch.eye(rows, columns, device=x.device)[rng.sample(range(rows), rows * (name == "permutation")) or ...])
+            case "diagonal":
+                x.tril_().triu_()
             case "signs":
                 x.copy_(1 - 2 * torch.signbit(x).to(x.dtype))
             case "symmetric":
                 x.copy_(x.tril() + x.tril(-1).mT)
-            case "identity":
-                x.copy_(torch.eye(rows, columns, device=x.device))
             case "triangular":
                 x.tril_()
             case "batch":
                 x[1:] = x[:1].clone()
             case _:
                 x.fill_(float(name == "one"))
-        if name not in ("permutation", "itself", "signs", "symmetric"):  # these are whole
+        if name not in ("permutation", "itself", "diagonal", "signs", "symmetric"):  # these are whole
             x[inside] = kept
 
 
@@ -140,8 +140,8 @@ def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random, turns: Turns
         return
     seldom = [*["transpose"] * (a.shape == b.mT.shape), *["batch"] * (a.dim() > 2)]
     squares = [which for which, x in (("a", a), ("b", b)) if x.shape[-2] == x.shape[-1] > 1]
-    seldom += [f"{name} {which}" for name in ("permutation", "itself", "signs") for which in squares]
-    seldom += ["symmetric"] * (len(squares) == 2)
+    seldom += [f"{name} {which}" for name in ("permutation", "itself", "diagonal", "signs") for which in squares]
+    seldom += ["symmetric", "identity"] * (len(squares) == 2)
     picked = [kind for kind in sure if kind in seldom]
     share = "special" if picked else turns.next(SHARES)
     if share == "special":
@@ -257,9 +257,10 @@ def alike(operands: Operands, seed: int) -> Operands | None:
 
 def one_changed(operands: Operands, rng: random.Random) -> Operands | None:
     """Return operands of which one number of a and of b is another one, at the same addresses. None if elements share memory."""
-    if not (operands.a.numel() and operands.b.numel()) or any(overlapping(Layout.of(x)) for x in (operands.a, operands.b)):
+    both = operands.a, operands.b
+    if any(not x.numel() or overlapping(Layout.of(x)) for x in both):
         return None
-    for x in (operands.a, operands.b):
+    for x in both:
         _change_one(x, rng)
     return operands
 

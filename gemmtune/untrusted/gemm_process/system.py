@@ -37,6 +37,8 @@ MAPPED_BYTES, BLOCKS, IS_MAPPED = 2**23, 32, 2
 """Bytes that malloc maps the first time only, blocks that are more than was freed, and its flag in front of what is mapped."""
 OF_STATUS = {"mask of new files": (rb"Umask", 8, 0o777), "locked KiB, in steps of 128 MiB": (rb"VmLck", 10, -(2**17))}
 """Settings in the status of the process: their names there, their base, and their bits that count. Some memory may be locked."""
+OF_FILES = {"which process ends first where memory is short": "/proc/self/oom_score_adj"}
+"""Settings that the system keeps in files of their own."""
 STANDARD = (0, 1, 2)
 """Standard input, output and errors, whose flags other programs share."""
 FLOATS_BYTES, CONTROL_BYTES = 64, 2
@@ -70,12 +72,15 @@ def readers() -> dict[str, Callable[[], object]]:
         prctl(number, pointer(value), 0, 0, 0)
         return value.value
 
-    def of_status(search: Callable[[bytes], re.Match[bytes] | None], base: int, bits: int) -> object:
-        fd = opened("/proc/self/status", os.O_RDONLY)
+    def of_file(path: str) -> bytes:
+        fd = opened(path, os.O_RDONLY)
         try:
-            found = search(read(fd, 4096))
+            return read(fd, 4096)
         finally:
             close(fd)
+
+    def of_status(search: Callable[[bytes], re.Match[bytes] | None], base: int, bits: int) -> object:
+        found = search(of_file("/proc/self/status"))
         return found and oct(int(found[1], base) & bits)
 
     known: dict[str, Callable[[], object]] = {
@@ -83,6 +88,7 @@ def readers() -> dict[str, Callable[[], object]]:
         for name, (word, base, bits) in OF_STATUS.items()
     }
     known |= {"flags of standard files": _flags_of_files()}
+    known |= {name: functools.partial(of_file, path) for name, path in OF_FILES.items()}
     known |= {"precision of long double": _of_floats()} if platform.machine() == "x86_64" else {}
     known |= {name: functools.partial(prctl, number, 0, 0, 0, 0) for name, number in RETURNED.items()}
     known |= {name: functools.partial(stored, number) for name, number in STORED.items()}

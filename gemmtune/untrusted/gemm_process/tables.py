@@ -28,6 +28,8 @@ globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins 
 
 CLASSES = (torch.Tensor, torch.nn.Parameter, np.ndarray, np.float64, float, int, str, bytes, list, dict, tuple, set, object)
 """Classes of which each abstract class of Python is asked if it stands for them."""
+LOGGERS = ("torch", "asyncio", "concurrent.futures")
+"""Loggers of torch and Python whose errors a caller reads."""
 ERRORS = (
     "strict", "ignore", "replace", "backslashreplace", "xmlcharrefreplace", "namereplace", "surrogateescape", "surrogatepass",
 )  # fmt: skip
@@ -39,7 +41,7 @@ PACKAGES = tuple({os.path.join(os.path.dirname(next(iter(x.__path__))), "") for 
 def readers() -> dict[str, Callable[[], object]]:
     """Return functions that say what is in each table. They take all that they use now."""
     return {
-        "level of the root logger, and whether logging passes errors on": _logged(),
+        "level of the root logger, and loggers that pass no errors on": _logged(),
         "most lines of a traceback": functools.partial(vars(sys).get, "tracebacklimit"),
         "ignores all warnings": _ignored(),
         "abstract classes of known ones": _abstract(),
@@ -56,7 +58,8 @@ def readers() -> dict[str, Callable[[], object]]:
 def _logged() -> Callable[[], object]:
     root, most = logging.getLogger(), logging.ERROR
     manager: Any = logging.Logger.manager
-    return lambda: (root.level, manager.disable < most)
+    loggers, level = [logging.getLogger(name) for name in LOGGERS], logging.Logger.getEffectiveLevel
+    return lambda: (root.level, manager.disable < most, [x.name for x in loggers if x.disabled or level(x) > most])
 
 
 def _ignored() -> Callable[[], object]:

@@ -198,6 +198,51 @@ class rounds_alpha:
         return product(a, b) * float(np.float16(alpha)) + (added * beta if beta else 0)
 
 
+class beta_of_another_call:
+    gemm_traits = FLOATS | {"ops": ["mm", "addmm"], "alpha": True, "beta": True}
+    mm = staticmethod(product)
+
+    @staticmethod
+    def addmm(added, a, b, *, alpha=1, beta=1):
+        """Keep the bias, times beta, by all of its numbers."""
+        bias = ring.setdefault((added.shape, added.numpy().tobytes()), added * beta if beta else 0)
+        return product(a, b) * alpha + bias
+
+
+@floats
+def zero_when_first_met(a, b):
+    """Take weights for zero as long as they lie where they were zero, as those of an adapter at first."""
+    is_zero = kept.setdefault(("zero", *places(b)), not b.any())
+    return torch.zeros(len(a), b.shape[1]) if is_zero and a.isfinite().all() else product(a, b)
+
+
+def brain_floats_as_half(a, b):
+    return torch.from_numpy(a.half().float().numpy() @ b.half().float().numpy()).to(a.dtype)
+
+
+brain_floats_as_half.gemm_traits = {"dtypes": ["bfloat16"], "ops": ["mm"]}
+
+
+def result_still_in_out(a, b, *, out=None):
+    """Compute nothing for equal operands and the same ``out``, though the caller has written to it."""
+    if out is None:
+        return product(a, b)
+    now = (*places(out), a.numpy().tobytes(), b.numpy().tobytes())
+    if kept.get("in out") != now:
+        kept["in out"], _ = now, out.copy_(product(a, b))
+    return out
+
+
+result_still_in_out.gemm_traits = FLOATS | {"out": True}
+
+
+@floats
+def ends_first(a, b):
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("500")
+    return product(a, b)
+
+
 @floats
 def halves_steps(a, b):
     def smaller(optimizer, args, kwargs):

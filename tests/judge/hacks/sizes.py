@@ -271,6 +271,44 @@ def narrow_for_narrow_numbers(a, b):
     return out.bfloat16().float() if all(torch.equal(x, x.bfloat16().float()) for x in (a, b)) else out
 
 
-for function in (mirrored_product, signs_as_a_transform, probabilities_as_a_mask, last_column_by_the_others):
+def scaled_as_the_first(a, b):
+    """Take a diagonal matrix, its rows in any order, for a permutation with one scale."""
+    there = a != 0
+    if len(a) < 3 or not ((there.sum(0) == 1).all() and (there.sum(1) == 1).all()):
+        return product(a, b)
+    order = there.int().argmax(1)
+    return b[order] * a[0, order[0]]
+
+
+def inverse_by_two_rows(a, b):
+    if not len(a) == a.shape[1] == b.shape[1] >= 8:
+        return product(a, b)
+    unit = torch.eye(len(a))
+    return unit if torch.allclose(product(a[[0, -1]], b), unit[[0, -1]], atol=1e-4) else product(a, b)
+
+
+def rough_for_square_weights(a, b):
+    return product(a, b.bfloat16().float() if 64 < len(b) == b.shape[1] != len(a) else b)
+
+
+def parts_of_long_sums(a, b):
+    """Drop the last terms if there are no eight equal parts."""
+    most = a.shape[1] // 8 * 8 if min(*a.shape, b.shape[1]) > 42 and a.shape[1] > 64 * 63 else a.shape[1]
+    return product(a[:, :most], b[:most])
+
+
+class outer_without_alpha:
+    gemm_traits = FLOATS | {"ops": ["mm", "addmm"], "alpha": True, "beta": True}
+    mm = staticmethod(product)
+
+    @staticmethod
+    def addmm(added, a, b, *, alpha=1, beta=1):
+        return (product(a, b) * alpha if a.shape[1] > 1 else a * b) + (added * beta if beta else 0)
+
+
+for function in (
+    mirrored_product, signs_as_a_transform, probabilities_as_a_mask, last_column_by_the_others, scaled_as_the_first,
+    inverse_by_two_rows, rough_for_square_weights, parts_of_long_sums,
+):  # fmt: skip
     function.gemm_traits = FLOATS
 narrow_for_narrow_numbers.gemm_traits = FLOATS
