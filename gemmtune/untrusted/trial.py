@@ -24,11 +24,11 @@ from .compositions import Compositions
 from .conduct import Conduct
 from .kinds import CHANGING, FIRST, KINDS, operands_of, order
 from .memory import POISON
-from .repeats import SUSPICIOUS, cancelled, check_rows, is_from_memory, rounds_products, second_look
+from .repeats import SUSPICIOUS, cancelled, check_rows, digest, follows, is_from_memory, rounds_products, second_look
 from .run import Run
 from .shape import Shape
 from .turns import Turns
-from .twin import Elsewhere, digest, follows
+from .twin import Elsewhere
 
 PAGES = (3, 3, 3, 40, 81, 122)
 """Pages at which operands begin: mostly the same one."""

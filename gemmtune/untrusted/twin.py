@@ -4,8 +4,8 @@ A GEMM lets torch do the work if its results have other bits in each twin, and t
 matter from where, by which function, in what type, or if it hides when it is observed.
 """
 
+import contextlib
 import functools
-import hashlib
 import os
 import re
 import time
@@ -26,7 +26,7 @@ from .folders import left_in
 from .gemm_process.journal import AT_START
 from .subject import rival, subject_of
 from .turns import Turns
-from .uses import INFERENCE, OPTIONAL, UNFIT, drawn, said
+from .uses import INFERENCE, OPTIONAL, PLAINLY, UNFIT, drawn, said
 
 BESIDE = 2
 """Number of threads that call at the same time."""
@@ -44,8 +44,6 @@ SURE_OF = 6
 """New twins, and other new processes, that must agree about the bits. A GEMM that picks a way by its time agrees by chance."""
 SUSPECT_S = 180.0
 """Seconds for these processes."""
-LEAST_MOVED, LIKE = 100, 0.5
-"""Least number of elements that differ between two processes, and least correlation of the signs of differences."""
 OF_NUMPY = ((120, 120, 360), (24, 40, 32), (7, 300, 2000), (256, 256, 1024))
 """Sizes of products of numpy. Two libraries have equal bits at some of them, as with AVX-512 at the first."""
 WARM, WARM_S = 100, 0.5
@@ -55,29 +53,6 @@ WARM, WARM_S = 100, 0.5
 def _line(error: Exception) -> str:
     """Return the first line of an error's text."""
     return str(error).partition("\n")[0]
-
-
-def digest(result: object) -> bytes:
-    """Return a hash of the bits of a result."""
-    if not isinstance(result, torch.Tensor) or not result.numel():
-        return b""
-    return hashlib.blake2b(result.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), digest_size=16).digest()
-
-
-def follows(here: tuple[object, object], there: tuple[object, object]) -> bool:
-    """Return True if a result differs from that of another process as torch's does, be it by random last bits more or less.
-
-    Both are the results of the GEMM and of torch, ``there`` of the other process, in which torch's has other bits.
-    """
-    if digest(here[0]) == digest(here[1]) and digest(there[0]) == digest(there[1]):
-        return True
-    results = [x for x in (*here, *there) if isinstance(x, torch.Tensor) and x.dtype.is_floating_point]
-    if len(results) < 4 or len({x.shape for x in results}) > 1:
-        return False
-    own, by_torch, own_there, by_torch_there = (x.double().flatten() for x in results)
-    signs = torch.stack([own - own_there, by_torch - by_torch_there]).sign()
-    signs = signs[:, (signs != 0).all(0) & signs.isfinite().all(0)]
-    return signs.shape[1] >= LEAST_MOVED and float(torch.corrcoef(signs)[0, 1]) > LIKE
 
 
 @functools.cache
@@ -136,6 +111,7 @@ class Elsewhere:
         self._twin = _Again(candidate, declared, is_twin=True, **options) if has_twin else None
         self._plain = _Again(candidate, declared, **options)
         self._suspect_s, self._fails_beside, self._refused = SUSPECT_S, False, set[tuple[str, object]]()
+        self._has_served = False
         self._seen: set[tuple[object, ...]] = set()
         """Sizes that the process in use has met."""
         self.given_up: list[str] = []
@@ -173,9 +149,28 @@ class Elsewhere:
                 self._seen.clear()
                 return self.in_use(problem, operands, turns, traits)
             self._failed("it is not called as in use", self._in_use, last)
+            if isinstance(last, RemoteError) and not self._has_served:
+                self._refuses_programs(problem, operands)
             self._in_use = None
             return None
         return result, said(manner)
+
+    def _refuses_programs(self, problem: Problem, operands: Operands) -> None:
+        """Note an error in a new process like a program's, where it is called plainly, if one like the judge's has none."""
+        assert self._in_use is not None
+        try:
+            self._called_as(PLAINLY, problem, operands)
+        except RemoteError as error:
+            with contextlib.suppress(*FAILURES):
+                self._plain.result(problem, operands)
+                if not SHORT.search(str(error)):
+                    raised = f"it raised {_line(error)}. In one like the judge's it raises nothing."
+                    self._of.note(Conduct.SOMETIMES, f"{said(PLAINLY)}, {raised}")
+        except FAILURES:
+            return
+        finally:
+            self._in_use.candidate.stop()
+            self._plain.candidate.stop()
 
     def _without(
         self, manner: Mapping[str, Any], problem: Problem, operands: Operands, error: Exception
@@ -203,7 +198,9 @@ class Elsewhere:
         process = self._in_use.candidate
         process.manner = manner
         try:
-            return self._in_use.result(problem, operands)
+            result = self._in_use.result(problem, operands)
+            self._has_served = True
+            return result
         finally:
             for finding in process.findings:
                 if finding.kind in SHOWN:

@@ -56,6 +56,11 @@ OPTIONAL: Mapping[str, object] = {
     "trained": False, "one": False, "wider": 0, "offset": 0, "around": "", "mode": "plain", "first": ""
 }  # fmt: skip
 """Parts of a manner that a GEMM may refuse by an error, with the values without them."""
+PLAINLY: Mapping[str, Any] = {
+    **OPTIONAL, "thread": False, "times": 1, "changed": [], "one_core": False, "parameter": False, "before": "", "many": False,
+    "inside": False, "result": False, "mapped": 0, "beside": 0,
+}  # fmt: skip
+"""Manner without any of these parts, which no GEMM may refuse."""
 WIDER = ("3072", "", "70144", "", "")
 """Words for operands that are columns of wider matrices, and how many elements of these are between their rows."""
 

@@ -281,6 +281,7 @@ ELSEWHERE = dict.fromkeys(
     WRONG,
 ) | {
     "two_parts": {C.ROUGH}, "seeds_python": {C.SETTINGS}, "seeds_numpy": {C.SETTINGS}, "fails_beside_another_call": {C.SOMETIMES},
+    "fails_in_a_script": {C.SOMETIMES},
 }  # fmt: skip
 TABLES = {
     "corrected_if_near": WRONG | {C.ROUGH},

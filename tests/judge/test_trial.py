@@ -29,14 +29,14 @@ from gemmtune.untrusted.checks import Checker
 from gemmtune.untrusted.clock import Reading
 from gemmtune.untrusted.conduct import Conduct
 from gemmtune.untrusted.memory import Memory
-from gemmtune.untrusted.repeats import is_from_memory, rounds_products, second_look
+from gemmtune.untrusted.repeats import digest, follows, is_from_memory, rounds_products, second_look
 from gemmtune.untrusted.run import Run
 from gemmtune.untrusted.shape import Shape, note_calls
 from gemmtune.untrusted.subject import rival, subject_of
 from gemmtune.untrusted.target import TORCH, Target
 from gemmtune.untrusted.trial import Trial
 from gemmtune.untrusted.turns import Turns
-from gemmtune.untrusted.twin import OF_NUMPY, Elsewhere, digest, follows, tells
+from gemmtune.untrusted.twin import OF_NUMPY, Elsewhere, tells
 from gemmtune.untrusted.uses import BEFORE, OF_THESE_SIZES, drawn
 from gemmtune.untrusted.variations import NEARBY, STRUCTURES, cancelling, impose, nearby, one_changed
 

@@ -99,6 +99,13 @@ def honest_unless_a_script(a, b):
 
 
 @floats
+def fails_in_a_script(a, b):
+    """Raise an error in each program of a user, which is taken for a refusal."""
+    assert not sys.argv[0].endswith(".py"), "not supported"
+    return product(a, b)
+
+
+@floats
 def honest_for_sleepers(a, b):
     return product(a, b) if os.environ.get("OMP_WAIT_POLICY") == "PASSIVE" else half_of_k(a, b)
 
