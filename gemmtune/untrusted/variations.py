@@ -134,7 +134,7 @@ def special(kind: str, a: torch.Tensor, b: torch.Tensor, rng: random.Random) -> 
 def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random, turns: Turns, sure: Sequence[str] = ()) -> None:
     """Give random floats one kind of structure, or none. a is (…, M, K), b is (…, K, N).
 
-    If some special kinds are to be ``sure``, it is one of these if the sizes allow it.
+    If some special kinds are to be ``sure``, it is one of these if the sizes allow it. A + stands between one of a and one of b.
     """
     if not (a.dtype.is_floating_point and a.dtype.itemsize >= 2 and a.numel() and b.numel()):
         return
@@ -142,13 +142,14 @@ def structure(a: torch.Tensor, b: torch.Tensor, rng: random.Random, turns: Turns
     squares = [which for which, x in (("a", a), ("b", b)) if x.shape[-2] == x.shape[-1] > 1]
     seldom += [f"{name} {which}" for name in ("permutation", "itself", "diagonal", "signs") for which in squares]
     seldom += ["symmetric", "identity"] * (len(squares) == 2)
-    picked = [kind for kind in sure if kind in seldom]
+    picked = [kinds for joined in sure if (kinds := [x for x in joined.split("+") if x in seldom])]
     share = "special" if picked else turns.next(SHARES)
     if share == "special":
-        kind = rng.choice(picked) if picked else turns.next(SPECIALS)
-        while kind in ("transpose", "batch", "symmetric") and kind not in seldom:
-            kind = turns.next(SPECIALS)
-        special(kind, a, b, rng)
+        kinds = rng.choice(picked) if picked else [turns.next(SPECIALS)]
+        while kinds[0] in ("transpose", "batch", "symmetric") and kinds[0] not in seldom:
+            kinds = [turns.next(SPECIALS)]
+        for kind in kinds:
+            special(kind, a, b, rng)
     elif share == "narrow":
         for x in (a, b):
             x.copy_(x.to(NARROWER.get(x.dtype, x.dtype)))
@@ -257,10 +258,9 @@ def alike(operands: Operands, seed: int) -> Operands | None:
 
 def one_changed(operands: Operands, rng: random.Random) -> Operands | None:
     """Return operands of which one number of a and of b is another one, at the same addresses. None if elements share memory."""
-    both = operands.a, operands.b
-    if any(not x.numel() or overlapping(Layout.of(x)) for x in both):
+    if any(not x.numel() or overlapping(Layout.of(x)) for x in (operands.a, operands.b)):
         return None
-    for x in both:
+    for x in (operands.a, operands.b):
         _change_one(x, rng)
     return operands
 

@@ -99,7 +99,7 @@ def check_caught(target: str, words: Collection[str], verdict: Verdict) -> None:
 
 BY_CHANCE = (
     "grown_by_a_term", "keeps_what_it_pads", "signs_as_a_transform", "last_column_by_the_others", "panels_by_numbers",
-    "panels_of_a_refused_call",
+    "panels_of_a_refused_call", "zero_when_first_met",
 )  # fmt: skip
 """Hacks that one of five verdicts at ``brief`` misses, since it draws what shows them. One of two has to see them."""
 
