@@ -65,7 +65,7 @@ class Values:
         "Test only these properties, such as integers,edges.", spelled="property", kind="words", metavar="NAME"
     )
     max_cases: int | None = _option(
-        "Run a sample of N cases of every property, operation and dtype. Others take the place of those that the GEMM refuses. "
+        "Run N cases in all, spread over properties, operations and dtypes. Others take the place of those that the GEMM refuses. "
         "--seed selects another sample. Further cases are drawn only if --max-examples is given.",
         kind="integer",
         metavar="N",

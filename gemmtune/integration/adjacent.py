@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
 
 from ..problem.layout import ALIGNED_BYTES
-from ..quantized.parts import in_place
+from ..quantized.parts import in_place, versions_of
 from ..quantized.weight import QuantizedWeight
 from .modules import is_linear
 
@@ -277,4 +277,7 @@ def _move(alike: Sequence[Tensor], rows: Rows) -> bool:
         for x, copy in zip(alike, copies, strict=True):
             part = copy.t().data if name == "tensor" else copy
             setattr(x, name, in_place(part) if isinstance(x, QuantizedWeight) else part)
+    for x in alike:
+        if isinstance(x, QuantizedWeight):
+            x.seen = versions_of(x.parts)  # equal numbers are no change
     return True

@@ -14,7 +14,7 @@ from torch.nn import functional
 from .. import settings
 from ..device import detect
 from ..dispatch.arguments import product_under_autocast
-from ..errors import InvalidProblemError, NoValidChoicesError
+from ..errors import NoValidChoicesError
 from ..ops.grouped import grouped_mm
 from ..ops.products import addmm, mm
 from ..problem import Problem
@@ -204,17 +204,6 @@ def _timed_as(rows_class: RowClass, current: Settings) -> Settings:
     device = detect(rows_class.problem.device_type)
     known = stored_table(rows_class, fingerprint_text(device, current.timing), open_store(current), INVARIANT)
     return in_models(current, device) if known is None else current
-
-
-def check_layers(model: nn.Module) -> None:
-    """Raise InvalidProblemError for a layer whose product is not covered."""
-    for name, module in model.named_modules():
-        weight = module._parameters.get("weight")  # a weight that a parametrization computes changes state when it is read
-        if weight is not None and weight.layout in (torch.sparse_bsr, torch.sparse_bsc):
-            raise InvalidProblemError(
-                f"optimize: batch_invariant: got a block-sparse weight in {name or 'the model'}, expected dense or quantized ones; "
-                "make it dense, or leave batch_invariant out"
-            )
 
 
 _SCHEMA = "(Tensor x, Tensor weight, Tensor? bias, bool transposed) -> Tensor"

@@ -11,8 +11,10 @@ from torch import nn
 
 from .. import settings
 from ..device import detect
+from ..dispatch.checks import why_composed
 from ..errors import InvalidProblemError
 from ..problem.rows import RowClass
+from ..quantized.weight import QuantizedWeight
 from ..selector.progress import Progress, progress_for
 from ..selector.segments import rows_of
 from ..tuning.tune import tune as run_tuning
@@ -22,10 +24,10 @@ from .adjacent import lay_out, same_inputs
 from .background import ROWS, Job, tuning_in_background
 from .defaults import joinable, verify_defaults
 from .experts import has_matrices
-from .invariant import check_layers, collecting, tune_layers
+from .invariant import collecting, tune_layers
 from .invariant_joined import joined_problems
 from .measured import in_models, prepare_tuning, tune_products, tune_tables
-from .modules import check_model, compile_again, is_optimized, optimized, restored
+from .modules import check_model, compile_again, is_linear, is_optimized, optimized, restored
 from .record import record
 from .sparsify import sparse_problems
 from .weights import classes_of, tables_and_singles
@@ -68,7 +70,7 @@ def optimize(
 
     Raises:
         InvalidProblemError: not a module, no example inputs, ``m`` is no range of rows, no table can serve it, or with
-            ``batch_invariant`` a block-sparse weight, or experts for which only ``m`` is given.
+            ``batch_invariant`` a block-sparse weight or one of another library, or experts for which only ``m`` is given.
     """
     check_model("optimize", model, "; for functions there is gemmtune.use()")
     current = settings.current()
@@ -113,7 +115,7 @@ def _by_picks(model: M, tune: Any, rows: range | None, progress: bool, *, later:
 
 def _invariant(model: M, example: Any, rows: range | None, progress: bool) -> M:
     """Give every layer a batch-invariant forward. Tables are made for the products of example inputs, or for all layers."""
-    check_layers(model)
+    _check_weights(model)
     if rows is not None and example is None and any(map(has_matrices, model.modules())):
         raise InvalidProblemError(
             "optimize: batch_invariant: got m without example inputs for a model with experts, expected tune=inputs too: their run "
@@ -141,6 +143,27 @@ def _invariant(model: M, example: Any, rows: range | None, progress: bool) -> M:
             "grouped_mm there, under the setting batch_invariant"
         )
     return model
+
+
+def _check_weights(model: nn.Module) -> None:
+    """Raise InvalidProblemError for a layer whose weight has no batch-invariant product. A shard is whole when its module runs."""
+    for name, module in model.named_modules():
+        weight = module._parameters.get("weight")  # a weight that a parametrization computes changes state when it is read
+        if weight is None or isinstance(weight, QuantizedWeight):
+            continue
+        got, what = "", "make it dense"
+        if weight.layout in (torch.sparse_bsr, torch.sparse_bsc):
+            got = "a block-sparse weight"
+        elif is_linear(module) and type(weight).__name__ != "DTensor" and why_composed([weight], floats=False) is not None:
+            got, what = (
+                f"a weight of another library's class {type(weight).__name__}",
+                "convert it, as gemmtune.integration.formats does",
+            )
+        if got:
+            raise InvalidProblemError(
+                f"optimize: batch_invariant: got {got} in {name or 'the model'}, expected dense or quantized ones of gemmtune; "
+                f"{what}, or leave batch_invariant out"
+            )
 
 
 def _has_matrix(module: nn.Module) -> bool:

@@ -24,6 +24,7 @@ from ..errors import InvalidProblemError
 from ..operators.torch_products import torch_product
 from .asker import asker, refuse
 from .collectives import NAMESPACES, collective
+from .parts import versions_of
 from .products import combined_product, grouped_product, routed_product, stated_product
 from .rounding import SCALE_DTYPES
 from .sharding import sharded
@@ -37,6 +38,9 @@ QuantizedWeight = Any
 
 def performed(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Do ``func``. Raises InvalidProblemError where it would write into a weight, other than by a rule."""
+    for w in args:
+        if isinstance(w, cls) and w.seen != (versions := versions_of(w.parts)):
+            _notice(w, versions, args)
     with counting_versions_as(args[0]) if func.is_view else contextlib.nullcontext():
         if func.namespace in NAMESPACES:
             return collective(func, args, kwargs)
@@ -52,6 +56,22 @@ def performed(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
         plain_args, plain_kwargs = tree_map_only(cls, _laid_out if is_view else _plain, (args, dict(kwargs)))
         result = func(*plain_args, **plain_kwargs)
         return read_only(result) if is_view else result
+
+
+def _notice(w: QuantizedWeight, versions: Sequence[int], args: Sequence[Any]) -> None:
+    """Count a change of a part as one of the weight, for torch's check before a backward pass. Raise RuntimeError within one.
+
+    A product that autograd follows has saved the weight already, and would take a new version for a later change.
+    """
+    if torch._C._current_graph_task_id() >= 0:
+        raise RuntimeError(
+            f"backward: got {w!r} with a part that changed in place, expected the weight of the forward pass; change it after the "
+            "backward pass, or give the forward pass a clone() of it"
+        )
+    followed = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
+    if not followed and not w.is_inference():
+        torch.autograd.graph.increment_version(w)
+    w.seen = versions
 
 
 def _ruled(cls: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -77,7 +97,16 @@ def _laid_out(w: QuantizedWeight) -> Tensor:
 
 
 def _same(_cls: Any, w: QuantizedWeight) -> Any:
-    return w.map_parts(lambda part: part.detach())
+    return w.map_parts(lambda part: _viewed_part(part, torch.Tensor.detach))
+
+
+def _viewed_part(part: Tensor, view: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a view of a part that counts versions with it. Below autograd torch would let the view count its own."""
+    if type(part) is not Tensor or part.is_inference():
+        return view(part)
+    keys = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.ADInplaceOrView)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys):
+        return view(part)
 
 
 def _cloned(_cls: Any, w: QuantizedWeight, *, memory_format: object = None) -> Any:
@@ -120,7 +149,9 @@ def _strided(cls: Any, w: QuantizedWeight, size: Sequence[int], stride: Sequence
 
 def _expert(_cls: Any, w: QuantizedWeight, dim: int, index: int) -> Any:
     """Return the weight of one expert, a view."""
-    return w.map_parts(lambda part: part.select(0, index)) if w.dim() == 3 and dim % 3 == 0 else NotImplemented
+    if w.dim() != 3 or dim % 3:
+        return NotImplemented
+    return w.map_parts(lambda part: _viewed_part(part, lambda x: x.select(0, index)))
 
 
 def _chosen_experts(cls: Any, w: Any, indices: Sequence[Tensor | None]) -> Any:
@@ -178,7 +209,10 @@ def _overwritten(cls: Any, w: QuantizedWeight, source: Any, non_blocking: bool =
     for part, other in zip(mine, theirs, strict=True):
         if part is not None:
             part.copy_(other, non_blocking)
+            if not part.is_inference():
+                torch.autograd.graph.increment_version(part)  # below autograd torch counts none
             rewritten(part)
+    w.seen = versions_of(w.parts)  # torch itself counts this change
     return w
 
 

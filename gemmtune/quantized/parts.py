@@ -1,5 +1,7 @@
 """Parts of a QuantizedWeight: the legal numbers, and the scales and zero points that fit them."""
 
+from collections.abc import Iterable
+
 import torch
 
 from ..errors import InvalidProblemError
@@ -18,6 +20,11 @@ def in_place(part: Tensor) -> Tensor:
     if type(part) is Tensor:
         setattr(part, STATIC, "unguarded")
     return part
+
+
+def versions_of(parts: Iterable[Tensor]) -> tuple[int, ...]:
+    """Return how often each part was changed in place. Inference tensors do not count it."""
+    return tuple(0 if x.is_inference() else x._version for x in parts)
 
 
 def size_of(tensor: Tensor, encoding: str) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from ..problem.operations import Encoding
 from ..problem.scales import Blocks
 from ..version import __version__
 from .functions import performed
-from .parts import blocks_of, check_numbers, check_part, in_place, size_of
+from .parts import blocks_of, check_numbers, check_part, in_place, size_of, versions_of
 from .rounding import Kind, rounded
 from .sharding import GatheredByFsdp
 from .views import untraced
@@ -62,6 +62,8 @@ class QuantizedWeight(GatheredByFsdp):
     zero_points: Tensor | None
     encoding: Encoding
     _flat: tuple[list[str], tuple[Any, ...]]
+    seen: tuple[int, ...]
+    """Versions of the parts at the last function that torch did with the weight."""
     transposed: bool
     """The shape is [N, K], as that of an ``nn.Linear``'s weight; the parts are always those of [K, N]."""
 
@@ -146,6 +148,7 @@ class QuantizedWeight(GatheredByFsdp):
         self._flat = names, (encoding, self.dtype, transposed)
         for name in names:
             replaced(in_place(getattr(self, name)))
+        self.seen = versions_of(self.parts)
 
     @classmethod
     def quantize(

@@ -10,7 +10,7 @@ from ..settings import Settings
 from ..untrusted.candidate import IMPORT_S, Candidate, CandidateEnded, RemoteError
 from ..untrusted.conduct import Conduct
 from ..untrusted.target import IMPORT_ONLY, Target, roots_of
-from ..warning import warn
+from ..warning import warn_once
 
 REFUSED = (Conduct.REPLACED, Conduct.LOOKS, Conduct.REACHES, Conduct.FORGED)
 """Conduct of an import that keeps a module out of this process."""
@@ -27,7 +27,7 @@ def surviving(targets: tuple[str, ...]) -> tuple[str, ...]:
         module = target.partition(":")[0]
         reason = "" if module in sys.modules else _why_not(module)
         if reason:
-            warn(f"own:{target} is left out: the import of {module} {reason}")
+            warn_once(f"own:{target} is left out: the import of {module} {reason}")
         else:
             kept.append(target)
     return tuple(kept)

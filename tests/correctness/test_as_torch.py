@@ -154,6 +154,8 @@ def test_layers_whose_weight_is_of_another_library(picked):
     for kind in ("int8", "int4"):
         with pytest.raises(InvalidProblemError, match=r"Foreign is a subclass .* by one library only"):
             gemmtune.quantize_(layer, kind)
+    with pytest.raises(InvalidProblemError, match=r"class Foreign in 1, expected .* of gemmtune; convert it, as gemmtune"):
+        gemmtune.optimize(nn.Sequential(dense, layer), batch_invariant=True)
 
 
 def test_a_layer_follows_the_encoding_of_its_weight(picked):

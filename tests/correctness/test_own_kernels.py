@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -271,6 +272,14 @@ def test_failed_import_is_left_out_with_a_warning(target: str, reason: str, own_
     assert [choice.name for choice in offers.choices] == ["aten:mm"]
     [refusal] = offers.refusals
     assert re.search(reason, refusal.reason)
+
+
+def test_one_call_for_many_problems_warns_once(own_store: Path):
+    with only("no_such_package:once") as chosen, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for m in (1, 2):
+            offers_for(Problem.mm(m, 32, 64), gemmtune.device.detect("cpu"), chosen)
+    assert [str(x.message).partition(":once")[0] for x in caught] == ["own:no_such_package"]
 
 
 @pytest.fixture

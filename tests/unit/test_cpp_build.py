@@ -168,6 +168,14 @@ def test_without_a_compiler_what_was_compiled_runs(cache: Path, monkeypatch: pyt
         other.compile()
 
 
+def test_a_compiler_that_does_not_run_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "g++").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "g++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reason = f"{tmp_path}/g++ does not run: --version ended with 3; repair it, or put another compiler first on PATH"
+    assert BACKEND.available(detect("cpu")).detail == f"only kernels that were compiled before: {reason}"
+
+
 BROKEN = {
     "exit 1": "refused, as it does everything",
     "sleep 100 & wait": "did not end within 0.5 s",

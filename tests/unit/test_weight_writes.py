@@ -251,3 +251,42 @@ def test_writes_that_are_done():
     before = experts.dequantize()
     experts.scales.mul_(2)
     assert torch.equal(experts.dequantize(), 2 * before)
+
+
+PRODUCTS = {
+    "linear": nn.functional.linear,
+    "parameter": lambda x, w: nn.functional.linear(x, nn.Parameter(w, requires_grad=False)),
+    "matmul": lambda x, w: x @ w.mT,
+    "mixed_mm": lambda x, w: gemmtune.mixed_mm(x, w.mT),
+    "expert": lambda x, w: x @ w.mT.map_parts(lambda part: part[None])[0],
+    "compiled": torch.compile(nn.functional.linear, backend="aot_eager"),
+}
+
+
+def change(w, part):
+    with torch.no_grad():
+        w.copy_(of_kind("uint4", experts=False, prepacked=False)) if part == "all" else getattr(w, part).mul_(2)
+
+
+@pytest.mark.parametrize("part", ["tensor", "scales", "zero_points", "all"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_weight_that_changes_between_the_passes_is_seen(name, part):
+    w, x = of_kind("uint4", experts=False, prepacked=False), torch.ones(2, 64, requires_grad=True)
+    early = PRODUCTS[name](x, w)
+    change(w, part)
+    late = PRODUCTS[name](x, w)
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation|a part that changed in place"):
+        early.sum().backward()
+    late.sum().backward()
+    torch.testing.assert_close(x.grad, w.dequantize().sum(0).expand(2, -1))
+
+
+def test_an_operand_whose_scales_change_between_the_passes_is_seen():
+    x, offs = torch.ones(2, 64, requires_grad=True), torch.tensor([1, 1, 2, 2], dtype=torch.int32)
+    products = {False: torch.mm, True: lambda x, b: torch.ops.gemmtune.grouped_mm(x, b, offs)}
+    for experts, product in products.items():
+        b = of_kind("int8", experts=experts, prepacked=False).mT
+        result = product(x, b)
+        b.scales.mul_(2)
+        with pytest.raises(RuntimeError, match="part that changed in place, expected the weight of the forward pass; change"):
+            result.sum().backward()

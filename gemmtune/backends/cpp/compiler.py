@@ -1,6 +1,5 @@
 """The system's C++ compiler and its shared objects, which are content-addressed files in the cache folder."""
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -58,18 +57,28 @@ def _digest(source: Compilable) -> str:
 
 def find_compiler() -> Compiler | None:
     """Return the first of COMPILERS that exists and prints its version; None if there is none."""
+    return _search()[0]
+
+
+def _search() -> tuple[Compiler | None, str]:
+    """Return the compiler, and why the first one on PATH before it does not run, or ""."""
+    broken = ""
     for name in COMPILERS:
         path = shutil.which(name)
         if path is None:
             continue
-        with contextlib.suppress(UnavailableError):
-            return Compiler(path=path, version=(version_text(path).splitlines() or [path])[0])
-    return None
+        try:
+            return Compiler(path=path, version=(version_text(path).splitlines() or [path])[0]), broken
+        except UnavailableError as error:
+            broken = broken or str(error)
+    return None, broken
 
 
 def why_no_compiler() -> str | None:
     """Return why nothing can be compiled here, with a remedy. None if the compiler made a library that can be loaded."""
-    compiler = find_compiler()
+    compiler, broken = _search()
+    if compiler is None and broken:
+        return f"{broken}; repair it, or put another compiler first on PATH"
     if compiler is None:
         return f"no C++ compiler on PATH ({', '.join(COMPILERS)}); install g++ or clang++"
     digest = hashlib.blake2b(f"{compiler}{os.stat(compiler.path).st_mtime_ns}".encode(), digest_size=16).hexdigest()

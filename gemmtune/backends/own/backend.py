@@ -7,7 +7,7 @@ from ...device import DeviceInfo
 from ...errors import GemmtuneError
 from ...problem import Problem
 from ...settings import Settings, current
-from ...warning import warn
+from ...warning import warn_once
 from .choice import NAME, OwnChoice
 from .targets import GROUP, Loaded, installed_targets, loaded, targets_of
 
@@ -45,7 +45,7 @@ def _offers_of(target: str, problem: Problem, device: DeviceInfo, settings: Sett
     try:
         source = loaded(target)
     except GemmtuneError as error:
-        warn(f"{name} is left out: {error}")
+        warn_once(f"{name} is left out: {error}")
         return Offers(refusals=(Refusal(name=name, reason=str(error)),))
     if not isinstance(source.found, Subject):
         return _of_a_backend(source.found, name, problem, device, settings)
@@ -70,7 +70,7 @@ def _of_a_backend(backend: Backend, name: str, problem: Problem, device: DeviceI
         return Offers(choices=choices, refusals=tuple(offers.refusals))
     except Exception as error:  # noqa: BLE001 - any exception of another package's code is reported with its type
         reason = f"its backend failed to offer choices: {type(error).__name__}: {error}"
-        warn(f"{name} is left out: {reason}")
+        warn_once(f"{name} is left out: {reason}")
         return Offers(refusals=(Refusal(name=name, reason=reason),))
 
 
