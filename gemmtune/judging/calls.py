@@ -102,16 +102,9 @@ def timed_calls(
         refused: those that it refused.
         source: its text.
     """
-    ops, trial = timed_ops(subject), Trial(subject, candidate, rival, elsewhere, source=source)
-    of_op = {op: tuple(dict.fromkeys(case.dtype for case in taken if case.op == op)) for op in ops}
-    floats = [case.dtype for case in taken if case.op != "int_mm"]
-    unseen = {op: tuple(floats[:1]) for op, dtypes in of_op.items() if not dtypes and op != "int_mm" and floats}
-    of_op = {op: dtypes for op, dtypes in of_op.items() if dtypes} | unseen or dict.fromkeys(
-        ops[:1], sizes.dtype_of(candidate.inputs)
-    )
-    if not of_op:
+    trial, kind = Trial(subject, candidate, rival, elsewhere, source=source), candidate.device.type
+    if not (of_op := _dtypes(timed_ops(subject), taken, candidate.inputs)):
         return
-    kind = candidate.device.type
     own = sizes.of_inputs(candidate.inputs, kind)
     if own is not None and own.op in of_op:
         until, alone = clock.now_s() + level.calls_s / 2, 1 if taken else ALONE
@@ -137,6 +130,14 @@ def timed_calls(
     for case in _composed(trial, subject, of_op, own):
         until = clock.now_s() + level.composed_s
         yield trial.calls(problem_of(case, kind), level.composed_calls, timed=False, deadline=until, composed=True)
+
+
+def _dtypes(ops: Sequence[str], taken: Sequence[Case], inputs: object) -> dict[str, tuple[str, ...]]:
+    """Return the dtypes of each operation in the cases that were taken, or of one operation with a model's own inputs."""
+    of_op = {op: tuple(dict.fromkeys(case.dtype for case in taken if case.op == op)) for op in ops}
+    floats = [case.dtype for case in taken if case.op != "int_mm"]
+    unseen = {op: tuple(floats[:1]) for op, dtypes in of_op.items() if not dtypes and op != "int_mm" and floats}
+    return {op: dtypes for op, dtypes in of_op.items() if dtypes} | unseen or dict.fromkeys(ops[:1], sizes.dtype_of(inputs))
 
 
 def _composed(trial: Trial, subject: Subject, of_op: Mapping[str, Sequence[str]], own: Case | None) -> Iterator[Case]:
@@ -175,9 +176,8 @@ def _plan(
     yield Planned(case=deep, calls=fewer, profiled=level.profiled)
     for op_, dtype, calls in small:
         yield Planned(case=_scaled(subject, drawn(op_, dtype, SMALL_MACS)), calls=calls, profiled=level.profiled)
-    for op_ in of_op:
-        wide = next((dtype for dtype in of_op[op_] if dtype == "float32"), (*of_op[op_], "float32")[0])
-        case = _scaled(subject, _case(subject, op_, wide))
+    for op_, of_it in of_op.items():
+        case = _scaled(subject, _case(subject, op_, "float32" if "float32" in of_it else (*of_it, "float32")[0]))
         for m, n, k in sizes.thin_or_square(trial.rng):
             yield Planned(case=legal(case.changed(m=m, n=n, k=k), subject), calls=LARGE_CALLS, sure=True)
     takes_s = EACH_KIND * decoding.m * decoding.n * decoding.k * trial.pace_s
@@ -187,15 +187,21 @@ def _plan(
         quick = largest if on_gpu else min(largest, max(round(TIMED_S / trial.pace_s), LARGE_MACS))
         yield Planned(case=drawn(op, dtype, quick), calls=level.timed_calls, timed=True, profiled=level.profiled)
         if number == 0:
-            for place, (m, n, k) in enumerate(itertools.islice(sizes.in_turns(named, NAMED_MACS, trial.rng), level.named_shapes)):
-                case = legal(_case(subject, op, trial.rng.choice(dtypes or ["float32"])).changed(m=m, n=n, k=k), subject)
-                sure = place < sizes.FIRST and m * n * k * trial.pace_s < level.named_s
-                yield Planned(case=case, calls=NAMED_CALLS, named=True, sure=sure)
+            cases = [_case(subject, op, dtype) for dtype in dtypes or ["float32"]]
+            yield from _named(trial, subject, level, cases, named)
     for case in _untimed(subject, of_op, timed, lambda op, dtype: drawn(op, dtype, min(largest, LARGE_MACS))):
         yield Planned(case=case, calls=LARGE_CALLS, profiled=level.profiled)
     for case in _extreme(subject, of_op, trial.rng):
         sure = case.batch * case.m * case.n * case.k * trial.pace_s * NAMED_CALLS < level.named_s
         yield Planned(case=case, calls=NAMED_CALLS, named=True, sure=sure, quick=True)
+
+
+def _named(trial: Trial, subject: Subject, level: Level, cases: Sequence[Case], numbers: Sequence[int]) -> Iterator[Planned]:
+    """Yield calls of usual sizes, and of those that the source names. The first of these are made even if the time is over."""
+    for place, (m, n, k) in enumerate(itertools.islice(sizes.in_turns(numbers, NAMED_MACS, trial.rng), level.named_shapes)):
+        case = legal(trial.rng.choice(cases).changed(m=m, n=n, k=k), subject)
+        sure = place < sizes.FIRST and m * n * k * trial.pace_s < level.named_s
+        yield Planned(case=case, calls=NAMED_CALLS, named=True, sure=sure)
 
 
 def _extreme(subject: Subject, of_op: Mapping[str, Sequence[str]], rng: random.Random) -> Iterator[Case]:
