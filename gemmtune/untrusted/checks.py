@@ -8,22 +8,21 @@ which the bound of the worst case allows.
 import dataclasses
 import math
 import random
-from dataclasses import dataclass
 
 import torch
 
 from ..choice import Claims
-from ..numerics.bounds import INPUT_ERROR, accumulation_bound, exact_limit
+from ..numerics.bounds import accumulation_bound, exact_limit
 from ..numerics.buffers import overlapping
 from ..numerics.expectation import Expectation, OneHotExpectation, Referenced
 from ..numerics.judging import Judge
 from ..numerics.operands import Operands
 from ..numerics.probes import Probes
-from ..numerics.reference import Reference, Region, as_batches, reference
+from ..numerics.reference import Region, as_batches, reference
 from ..problem import Layout, Problem
 from ..problem.dtypes import dtype_info
 from .compositions import Compositions
-from .rounded import rounded_to
+from .mean_errors import LARGE, Trouble, expected, rough
 from .turns import Turns
 from .variations import impose, structure
 
@@ -45,31 +44,12 @@ UNWRITTEN = -1
 """Bits of an element that the GEMM did not write, which are those of ``untrusted.memory.POISON``."""
 NO_BITS = 2**40
 """Bits of no element. torch's bfloat16 NaN has the bits of the poison, so that a written one looks the same."""
-OF_STEPS = 4.0
-"""Multiple of the accumulator's roundoff, times the sum of the magnitudes, that the mean error may have.
-
-A sum from the first term to the last has about a third of that roundoff.
-"""
-TRUNCATING = 4.0
-"""Further factor on a GPU, whose matrix units truncate."""
-OF_ROUNDING = 1.5
-"""Multiple of the error of rounding the result once, which the mean error may have."""
 OF_SIGNS = 8.0
 """Multiple of the mean error, times the root of the columns, that a row added up with random signs may have."""
-LARGE = 0.5
-"""Share of the result's size from which on an error is none of a narrower type. The bound of very long sums allows any result."""
 OF_OWN = 2.0**-51
 """Error of our own sums in float64, as a share of the sum of magnitudes. It shows where rows of float64 are long."""
 MIXED = 2.0**-24
 """Least sum of magnitudes, relative to that of the largest numbers. Strassen's wider sums have errors where it is less."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """Error of one result. ``rough`` says that only the mean error is too large."""
-
-    text: str
-    rough: bool = False
 
 
 class Checker:
@@ -100,16 +80,19 @@ class Checker:
         """Draw operands of random numbers."""
         return self.given(self._scaled(self._probes.random()))
 
-    def fresh(self) -> Operands:
-        """Draw operands of random numbers, of which some have the structure that operands in use have."""
+    def fresh(self, *, in_turn: bool = True) -> Operands:
+        """Draw operands of random numbers, of which some have the structure that operands in use have.
+
+        Those ``in_turn`` may be special by their number.
+        """
         operands = self.plain()
         if self._is_free(operands):
-            self._drawn += 1
+            self._drawn += in_turn
             a, b = operands.a, operands.b
-            if self._drawn == FAR_AT and a.dtype == torch.bfloat16 and a.shape != b.mT.shape:
+            if in_turn and self._drawn == FAR_AT and a.dtype == torch.bfloat16 and a.shape != b.mT.shape:
                 impose("far", a, b, self._random)
             else:
-                structure(a, b, self._random, self.turns, SURELY.get(self._drawn, ()))
+                structure(a, b, self._random, self.turns, SURELY.get(self._drawn, ()) if in_turn else ())
         return operands
 
     def composed(self) -> Operands:
@@ -188,7 +171,7 @@ class Checker:
         found = self._found(result, named) or self._freivalds(result, operands)
         if composed:
             return None if found is None or found.rough else found
-        return found or self._rough(result, known, operands)
+        return found or rough(self.problem, self._claims, result, known, operands)
 
     def _found(self, result: torch.Tensor, expectation: Expectation) -> Trouble | None:
         finding = self._judge.find(result, expectation, UNWRITTEN if result.dtype != torch.bfloat16 else NO_BITS)
@@ -228,68 +211,20 @@ class Checker:
         tiny = problem.n * (bound.absolute + info.smallest_normal)
         allowed = bound.relative * most + tiny + info.unit_roundoff * (out.abs().sum(-1, keepdim=True) + bound.relative * most)
         off = (out @ x - right).abs()
-        rough = False
-        if not bool((bad := ~(off <= allowed)).any()) and (mean := self._mean_errors()) is not None:
-            rounding, sums = mean
+        is_rough = False
+        if not bool((bad := ~(off <= allowed)).any()) and (mean := expected(problem, self._claims)) is not None:
             root = out.square().mean(-1, keepdim=True).sqrt()
-            typical = rounding * root + sums * torch.maximum(most / problem.n, root * self._growth)
+            typical = mean.rounding * root + mean.sums * torch.maximum(most / problem.n, root * mean.growth)
             allowed = OF_SIGNS * math.sqrt(problem.n) * typical + tiny + OF_OWN * most
             bad, size = (off > allowed) & most.isfinite(), torch.maximum(right.abs(), math.sqrt(problem.n) * root)
-            rough = not bool((bad & (off > LARGE * size)).any())
+            is_rough = not bool((bad & (off > LARGE * size)).any())
         if not bool(bad.any()):
             return None
         batch, row = divmod(int(bad.flatten().to(torch.uint8).argmax()), problem.m)
         where = f"row {row}" + (f" of matrix {batch}" if problem.batched else "")
         error, most_error = float(off[batch, row, 0]), float(allowed[batch, row, 0])
         text = f"random signs: the sum over {where} is off by {error:.3g}, expected at most {most_error:.3g}"
-        return Trouble(text=text, rough=rough)
-
-    def _mean_errors(self) -> tuple[float, float] | None:
-        """Return the mean errors of a result and of its sums, as shares of the result and of the sum of magnitudes."""
-        problem, claims = self.problem, self._claims
-        if dtype_info(problem.dtype).is_integer or problem.scales or problem.epilogue is not None:
-            return None
-        steps = max(dtype_info(dtype).unit_roundoff for dtype in (claims.accumulate, claims.partials))
-        if claims.accumulator_bits is not None:
-            steps = max(steps, 2.0**-claims.accumulator_bits)
-        factor = OF_STEPS * (1.0 if problem.device_type == "cpu" else TRUNCATING)
-        rounding = OF_ROUNDING * dtype_info(problem.out.dtype).unit_roundoff + 2 * INPUT_ERROR[claims.input_mode]
-        return rounding, factor * steps
-
-    @property
-    def _growth(self) -> float:
-        """Ratio of the root of the sum of the squares of all partial sums to the last one, if terms have one sign.
-
-        Each partial sum is rounded once. If signs differ, the sum of the magnitudes is larger.
-        """
-        return math.sqrt(self.problem.k / 3)
-
-    def _rough(self, result: torch.Tensor, known: Reference, operands: Operands) -> Trouble | None:
-        if (mean := self._mean_errors()) is None:
-            return None
-        errors = known.region.of(as_batches(result)).double() - known.value
-        error, right, magnitude = (_rms(x) for x in (errors, known.value, known.magnitude))
-        if not math.isfinite(magnitude):
-            return None
-        info = dtype_info(self.problem.out.dtype)
-        allowed = mean[0] * right + mean[1] * max(magnitude, right * self._growth)
-        allowed += OF_ROUNDING * info.unit_roundoff * info.smallest_normal  # that of rounding a number below the normal ones
-        if error > allowed:
-            text = f"the mean error is {error:.3g}, expected at most {allowed:.3g} for {self._claims.accumulate} sums"
-            return Trouble(text=text, rough=error < LARGE * right)
-        if (narrower := self._rounded_to(errors, known.region, operands)) is None:
-            return None
-        return Trouble(text=f"the errors are those of operands rounded to {narrower}", rough=True)
-
-    def _rounded_to(self, errors: torch.Tensor, region: Region, operands: Operands) -> str | None:
-        if self.problem.encoding or self.problem.widens_b or self.problem.sparsity is not None or not operands.alpha:
-            return None
-        a, b = region.of(as_batches(operands.left)), as_batches(operands.right)
-        return rounded_to(errors / operands.alpha, a, b, self.problem.dtype, self._claims.input_mode)
-
-
-def _rms(x: torch.Tensor) -> float:
-    return float(x.square().mean().sqrt()) if x.numel() else 0.0
+        return Trouble(text=text, rough=is_rough)
 
 
 def is_constant(result: object) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from ..declaration.subject import Subject
 from ..numerics.operands import Operands
-from .checks import Trouble
+from .mean_errors import Trouble
 from .run import Run
 from .variations import cancelling
 

@@ -3,8 +3,15 @@
 import random
 from dataclasses import dataclass, field
 
+import torch
+
 from ..declaration.calling import Caller
-from .checks import Checker, Trouble
+from .checks import Checker
+from .mean_errors import Trouble
+from .memory import POISON
+
+WITH_OUT, WITH_RESULT = 0.3, 0.7
+"""Share of untimed calls that get ``out``, if the GEMM declares it, and of these with the result of the call before."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,3 +54,15 @@ class Run:
     """Number of the operands of the latest call."""
     of_kept: int = 0
     """Number of those that the next call may change or repeat."""
+
+    def out(self, device: torch.device, *, is_first: bool) -> torch.Tensor | None:
+        """Return ``out`` for some calls: unwritten, as for the first two, or with the result before."""
+        if not is_first and self.rng.random() > WITH_OUT:
+            return None
+        layout = self.checker.problem.out
+        whole = torch.full((layout.numel * layout.dtype.itemsize,), POISON, dtype=torch.uint8, device=device)
+        out = whole.view(layout.dtype).view(layout.size)
+        old = self.result if not is_first and self.rng.random() < WITH_RESULT else None
+        if isinstance(old, torch.Tensor) and old.shape == out.shape:
+            return out.copy_(old)
+        return out

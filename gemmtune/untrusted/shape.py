@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from ..problem import Problem
 from ..timing.timer import median_margin
 from .candidate import Candidate
-from .checks import Trouble
 from .conduct import Conduct
+from .mean_errors import Trouble
 from .repeats import LEAST_REPEATS, is_from_memory, of_least
 
 SELDOM = 0.02

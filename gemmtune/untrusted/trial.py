@@ -7,8 +7,6 @@ import secrets
 import statistics
 from collections.abc import Callable
 
-import torch
-
 from ..choice import Claims
 from ..declaration.subject import Impossible, Subject
 from ..errors import UnavailableError
@@ -18,12 +16,12 @@ from ..problem import Problem
 from ..timing.timer import median_margin
 from . import clock
 from .candidate import OTHERS, Candidate, CandidateEnded, RemoteError
-from .checks import Checker, Trouble, is_constant
+from .checks import Checker, is_constant
 from .clock import Reading
 from .compositions import Compositions
 from .conduct import Conduct
 from .kinds import CHANGING, FIRST, KINDS, operands_of, order
-from .memory import POISON
+from .mean_errors import Trouble
 from .repeats import SUSPICIOUS, cancelled, check_rows, digest, follows, is_from_memory, rounds_products, second_look
 from .run import Run
 from .shape import Shape
@@ -40,13 +38,13 @@ SLOW_START_S = 10.0
 """Seconds of a call, compilation included, of a GEMM that gets no twin."""
 MOST_WRONG = 3
 """Wrong results after which a shape ends."""
+MOST_USES, USES_S = 4, 0.25
+"""Most calls in a row as programs make them, and seconds until the last of them begins."""
 LEAST_EMPTY, MOST_EMPTY, MOST_EMPTY_S = 3, 15, 1.0
 """Numbers, and seconds, of the calls of torch that show what a call adds on a GPU."""
 LEAST_GPU_S, LEAST_REPEAT_S = 1e-7, 0.001
 HIDDEN, HIDDEN_S = 1.0, 2e-4
 """Ratio, and seconds, by which the time around a GPU's events may exceed the time between them, and that around torch's."""
-WITH_OUT, WITH_RESULT = 0.3, 0.7
-"""Share of untimed calls that get ``out``, if the GEMM declares it, and of these with the result of the call before."""
 
 
 class Trial:
@@ -168,7 +166,8 @@ class Trial:
         return self._work_s()
 
     def _called(self, run: Run, operands: Operands, expectation: Expectation | None, number: int, *, paired: bool = True) -> float:
-        out = self._out(run, is_first=number == 1) if not paired else None
+        takes_out = self._subject.traits.out and not paired
+        out = run.out(self._candidate.device, is_first=number == 1) if takes_out else None
         run.result = result = run.call(operands.tensors, operands.scalars, out)
         run.calls += 1
         own_s, problem = self._time_s(self._candidate), run.checker.problem
@@ -181,18 +180,6 @@ class Trial:
             run.right.setdefault(bits, run.current)
         run.last = bits
         return own_s
-
-    def _out(self, run: Run, *, is_first: bool) -> torch.Tensor | None:
-        """Return ``out`` for some calls, if the GEMM takes it: unwritten, as for the first two, or with the result before."""
-        if not self._subject.traits.out or (not is_first and run.rng.random() > WITH_OUT):
-            return None
-        layout = run.checker.problem.out
-        whole = torch.full((layout.numel * layout.dtype.itemsize,), POISON, dtype=torch.uint8, device=self._candidate.device)
-        out = whole.view(layout.dtype).view(layout.size)
-        old = run.result if not is_first and run.rng.random() < WITH_RESULT else None
-        if isinstance(old, torch.Tensor) and old.shape == out.shape:
-            return out.copy_(old)
-        return out
 
     def _profiled(self, run: Run, number: int, *, timed: bool) -> None:
         """Make a call with new operands of which the operations of torch are known."""
@@ -209,13 +196,16 @@ class Trial:
             run.bits_profiled.append(run.last == run.of_torch)
 
     def _used(self, run: Run, number: int) -> None:
-        """Let another process of the GEMM be called as programs do, which must not make its result wrong."""
-        if (elsewhere := self._others()) is None:
-            return
-        operands = run.checker.fresh()
-        found = elsewhere.in_use(run.checker.problem, operands, self.turns, self._subject.traits)
-        if found is not None and (trouble := run.checker.trouble(found[0], operands)) is not None:
-            run.wrong.append((number, dataclasses.replace(trouble, text=f"{found[1]}, {trouble.text}"), False))
+        """Let another process of the GEMM be called as programs do, in some manners, which must not make its result wrong."""
+        until = clock.now_s() + USES_S
+        for use in range(MOST_USES):
+            if (elsewhere := self._others()) is None or (use and clock.now_s() > until):
+                return
+            operands = run.checker.fresh(in_turn=use == 0)
+            found = elsewhere.in_use(run.checker.problem, operands, self.turns, self._subject.traits)
+            if found is not None and (trouble := run.checker.trouble(found[0], operands)) is not None:
+                run.wrong.append((number, dataclasses.replace(trouble, text=f"{found[1]}, {trouble.text}"), False))
+                return
 
     def _alone(self, run: Run, number: int) -> None:
         """Make a call whose result shows each rounding of its sums, and repeat it in the twin."""
@@ -243,10 +233,10 @@ class Trial:
         run.ran += [found[2]] * (run.twins > 1)  # in its first call a GEMM may compare itself with torch
         differs, moved = own != run.last, by_torch != run.of_torch
         alike = moved and follows((run.result, run.by_torch), found[:2])
-        if alike and own != by_torch and run.moves is None and not run.wrong:  # it may take another way in each process
+        if alike and run.moves is None and not run.wrong:  # it may take another way in each process
             self._is_sure = self._is_sure or elsewhere.departs(problem, place, lambda: self._moves(run, elsewhere))
             run.moves = self._is_sure
-        run.follows += [alike and (own == by_torch or bool(run.moves))] * moved
+        run.follows += [alike and (own == by_torch if run.moves is None else run.moves)] * moved
         if differs and run.departs is None and not (found[2] or run.wrong):
             run.departs = elsewhere.departs(problem, place, lambda: cancelled(run))
 
