@@ -147,7 +147,8 @@ def detect(device: torch.device | str | None = None) -> DeviceInfo:
         raise UnavailableError(f"device: got {device.type!r}, expected cpu or cuda")
     if not torch.cuda.is_available():
         raise UnavailableError(
-            "device: got 'cuda', but torch sees no GPU of NVIDIA or AMD here; use cpu, or an --arch preset if no GPU is needed"
+            "device: got 'cuda', but torch sees no GPU of NVIDIA or AMD here; use cpu. Without a GPU, gemmtune choices and "
+            "build take --arch, and gemmtune conformance takes --sm"
         )
     index = device.index if device.index is not None else torch.cuda.current_device()
     if index >= torch.cuda.device_count():

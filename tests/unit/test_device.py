@@ -84,7 +84,8 @@ def test_missing_gpu_names_a_remedy() -> None:
     with pytest.raises(UnavailableError) as caught:
         detect("cuda")
     assert str(caught.value) == (
-        "device: got 'cuda', but torch sees no GPU of NVIDIA or AMD here; use cpu, or an --arch preset if no GPU is needed"
+        "device: got 'cuda', but torch sees no GPU of NVIDIA or AMD here; use cpu. Without a GPU, gemmtune choices and "
+        "build take --arch, and gemmtune conformance takes --sm"
     )
     assert detect().type == "cpu"
 
