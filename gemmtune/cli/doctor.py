@@ -5,7 +5,7 @@ import dataclasses
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from rich.text import Text
 
 from .. import __version__, settings
+from ..backends.cpp import compiler
 from ..backends.table import BACKENDS, load
 from ..cache import folder_of
 from ..cache.ownership import trusted_file
@@ -34,7 +35,8 @@ PACKAGES = (
     "torch", "triton", "nvmath-python", "nvidia-cutlass", "nvidia-ml-py", "amd-aiter", "numpy", "jinja2", "filelock",
     "platformdirs", "rich", "click",
 )  # fmt: skip
-COMPILERS = {"C++": ("c++", "g++", "clang++"), "CUDA": ("nvcc",)}
+COMPILERS: Mapping[str, Callable[[], tuple[str, ...]]] = {"C++": compiler.names, "CUDA": lambda: ("nvcc",)}
+"""Names of compilers to look for, by language."""
 PLATFORMS = {"cuda": "CUDA", "hip": "ROCm"}
 INTERPRETER_HELP = "off; for correctness on the CPU: TRITON_INTERPRET=1 gemmtune tune 64x64x64 --device cpu --backends triton"
 MIB = 1024 * 1024
@@ -77,7 +79,7 @@ def report(chosen: Settings, *, build_native: bool = False) -> dict[str, Any]:
             | {"index": device.index, "torch_device": str(device.torch_device)}
             for device in devices
         ],
-        "compilers": {language: _compiler(names) for language, names in COMPILERS.items()}
+        "compilers": {language: _compiler(names()) for language, names in COMPILERS.items()}
         | {"NVRTC": _found_by(find_nvrtc), "HIP": _found_by(find_hip_compiler)},
         "triton_interpreter": "on" if interpreted else INTERPRETER_HELP,
         "backends": backends,
@@ -218,7 +220,7 @@ def _sections(data: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
 def _compiler_line(language: str, found: dict[str, str] | None) -> str:
     if found is None:
         names = COMPILERS.get(language)
-        return f"{language}: none of {', '.join(names)} on the PATH" if names else f"{language}: not found"
+        return f"{language}: none of {', '.join(names())} on the PATH" if names else f"{language}: not found"
     return f"{language}: {found['version']} ({found['path']})"
 
 

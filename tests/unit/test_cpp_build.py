@@ -153,6 +153,21 @@ def test_a_refused_source_is_a_compile_error_with_the_compilers_words(cache: Pat
 
 
 @needs_compiler
+def test_the_compiler_that_the_environment_names_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = compiler.find_compiler()
+    assert found is not None
+    own = tmp_path / "own-c++"
+    own.symlink_to(found.path)
+    monkeypatch.setenv("CXX", str(own))
+    assert compiler.find_compiler() == dataclasses.replace(found, path=str(own))
+    assert compiler.why_no_compiler() is None
+    monkeypatch.setenv("CXX", "absent-c++")
+    assert compiler.find_compiler() == found
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compiler.why_no_compiler() == "no C++ compiler on PATH (absent-c++, c++, g++, clang++); install g++ or clang++"
+
+
+@needs_compiler
 def test_without_a_compiler_what_was_compiled_runs(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     none = "no C++ compiler on PATH (c++, g++, clang++); install g++ or clang++"
     small_choice().compile()

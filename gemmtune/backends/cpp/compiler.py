@@ -21,7 +21,7 @@ TRIAL = 'extern "C" void gemmtune_trial() {}\n'
 TRIAL_TIMEOUT_S = 20.0
 
 COMPILERS = ("c++", "g++", "clang++")
-"""Compiler names to look for on PATH, in this order."""
+"""Compiler names to look for on PATH, in this order, after the program that ``CXX`` names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +55,21 @@ def _digest(source: Compilable) -> str:
     return hashlib.blake2b("\n".join((*source.flags, source.text)).encode(), digest_size=16).hexdigest()
 
 
+def names() -> tuple[str, ...]:
+    """Return the names or paths of compilers to look for: that of the environment variable ``CXX``, if it is set, and COMPILERS."""
+    own = os.environ.get("CXX")
+    return (own, *COMPILERS) if own else COMPILERS
+
+
 def find_compiler() -> Compiler | None:
-    """Return the first of COMPILERS that exists and prints its version; None if there is none."""
+    """Return the first compiler of ``names`` that exists and prints its version; None if there is none."""
     return _search()[0]
 
 
 def _search() -> tuple[Compiler | None, str]:
     """Return the compiler, and why the first one on PATH before it does not run, or ""."""
     broken = ""
-    for name in COMPILERS:
+    for name in names():
         path = shutil.which(name)
         if path is None:
             continue
@@ -80,7 +86,7 @@ def why_no_compiler() -> str | None:
     if compiler is None and broken:
         return f"{broken}; repair it, or put another compiler first on PATH"
     if compiler is None:
-        return f"no C++ compiler on PATH ({', '.join(COMPILERS)}); install g++ or clang++"
+        return f"no C++ compiler on PATH ({', '.join(names())}); install g++ or clang++"
     digest = hashlib.blake2b(f"{compiler}{os.stat(compiler.path).st_mtime_ns}".encode(), digest_size=16).hexdigest()
     return why_nothing_new(TRIALS) or _why_broken(compiler, cached(TRIALS, f"{digest}.so"))
 
