@@ -293,3 +293,8 @@ def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
 def in_continuous_integration() -> bool:
     """Return True if the variable ``CI`` is set, as on every common service."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false")
+
+
+def named_compiler() -> str:
+    """Return the C++ compiler that the environment variable ``CXX`` names, as for other programs, or ""."""
+    return os.environ.get("CXX", "")

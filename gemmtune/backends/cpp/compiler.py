@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...cache import cached, why_nothing_new
 from ...errors import GemmtuneError, UnavailableError
+from ...settings import named_compiler
 from ...toolchain.made_once import compile_text, made_once, opened
 from ...toolchain.tool import version_text
 from ...warning import warn
@@ -57,8 +58,7 @@ def _digest(source: Compilable) -> str:
 
 def names() -> tuple[str, ...]:
     """Return the names or paths of compilers to look for: that of the environment variable ``CXX``, if it is set, and COMPILERS."""
-    own = os.environ.get("CXX")
-    return (own, *COMPILERS) if own else COMPILERS
+    return tuple(filter(None, (named_compiler(), *COMPILERS)))
 
 
 def find_compiler() -> Compiler | None:
