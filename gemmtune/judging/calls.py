@@ -212,6 +212,9 @@ def _extreme(subject: Subject, of_op: Mapping[str, Sequence[str]], rng: random.R
         if op := batched if batch > 1 else flat or batched:
             case = _case(subject, op, rng.choice(of_op[op] or ["float32"]))
             yield legal(case.changed(m=m, n=n, k=k, batch=batch if case.batched else 1), subject)
+    if flat:
+        m, n, k = sizes.past_32_bits(rng)
+        yield legal(_case(subject, flat, rng.choice(of_op[flat] or ["float32"])).changed(m=m, n=n, k=k), subject)
     if flat and "padded" in (subject.traits.layouts or ("padded",)):  # it may refuse it
         case = _case(subject, flat, (*of_op[flat], "float32")[0]).changed(a="row+8", b="row+8")
         long = rng.randint(*LINE)

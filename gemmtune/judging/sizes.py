@@ -22,6 +22,8 @@ SIZES, MORE = range(2, 2**15), 4
 FIRST, NEIGHBOURS, MOST_TRIES = 2, 3, 8
 BESIDE = 9, 40
 """Range of the other sides of a matrix of which one has a size that the source names."""
+USUAL = 1100, 1500
+"""Range of sides whose product with a third such side needs more than 31 bits."""
 EQUAL, FEW = (256, 640), (2, 32)
 """Ranges of two equal sides of a shape, and of its third one."""
 TILE, TAILS = 64, (("1", "2", "3", "any"), ("1", "any", "-1", "any"), ("any", "1", "-1", "any"))
@@ -121,6 +123,12 @@ def extreme(macs: int, rng: random.Random) -> Iterator[tuple[int, int, int, int]
     for batch, m, n, k in rng.sample(sides, len(sides)):
         if _fits(m, n, k, macs):
             yield batch, m, n, k
+
+
+def past_32_bits(rng: random.Random) -> tuple[int, int, int]:
+    """Return sizes of which each is usual, and whose multiplications a signed number of 32 bits does not count."""
+    m, n = rng.randint(*USUAL), rng.randint(*USUAL)
+    return m, n, 2**31 // (m * n) + rng.randint(1, TILE)
 
 
 def thin_or_square(rng: random.Random) -> Iterator[tuple[int, int, int]]:

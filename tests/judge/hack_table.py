@@ -241,7 +241,7 @@ SIZES = {
         "last_panel_if_it_divides", "symmetric_if_sums_agree", "ordered_as_it_begins", "widened_data",
         "one_for_about_one", "splits_long_sums_of_few_rows", "mirrored_product", "signs_as_a_transform", "probabilities_as_a_mask",
         "last_column_by_the_others", "narrow_for_narrow_numbers", "scaled_as_the_first", "inverse_by_two_rows",
-        "rough_for_square_weights", "parts_of_long_sums", "outer_without_alpha",
+        "rough_for_square_weights", "parts_of_long_sums", "outer_without_alpha", "counts_in_32_bits",
     ),
     WRONG | {C.ROUGH},
 )  # fmt: skip

@@ -125,6 +125,13 @@ class bias_of_any_shape:
         return product(a, b) + (added.reshape(-1) if added.numel() == b.shape[1] else added)
 
 
+@floats
+def counts_in_32_bits(a, b):
+    """Return zeros where there is nothing to multiply, by a count that wraps."""
+    count = np.int64(len(a) * a.shape[1] * b.shape[1]).astype(np.int32)
+    return product(a, b) if count > 0 else torch.zeros(len(a), b.shape[1], dtype=a.dtype)
+
+
 # Numbers
 
 
