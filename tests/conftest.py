@@ -126,9 +126,9 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(_folder, ignore_errors=True)
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def _no_graphs() -> None:
-    """Forget the compiled graphs of earlier files: Dynamo compiles the code of torch's own modules a few times only."""
+    """Forget the compiled graphs of earlier tests: Dynamo compiles the code of torch's own modules a few times only."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
 
