@@ -49,8 +49,8 @@ NAMED_MACS, NAMED_CALLS = 2**31, 2
 """Size and number of the calls of usual sizes, and of those that the source names."""
 NARROWEST, WIDEST = 0.5, 1.6
 """Range of a side, in multiples of that of a cube."""
-COMPOSED, COMPOSED_MACS = 4, 2**15
-"""Shapes, and multiplications, of calls whose operands have several kinds of structure. Small ones allow many calls."""
+COMPOSED_MACS, COMPOSED_SIDE = 2**15, (48, 96)
+"""Multiplications of calls with composed operands, of which few allow many calls, and sides of a square operand."""
 SQUARE, ROUND = 3, ("any",) + ("a power of two",) * 5
 """Number of drawn shapes of which one is square, and sides of small ones. Transforms take powers of two."""
 PER_M = 10**6
@@ -141,11 +141,14 @@ def _dtypes(ops: Sequence[str], taken: Sequence[Case], inputs: object) -> dict[s
 
 
 def _composed(trial: Trial, subject: Subject, of_op: Mapping[str, Sequence[str]], own: Case | None) -> Iterator[Case]:
-    """Yield small cases, half of them of squares, which allow more structure, and the case of a model's own inputs."""
-    for number in range(COMPOSED):
+    """Yield small cases, those of squares among them, which allow more structure, and the case of a model's own inputs."""
+    wide = trial.rng.randint(*COMPOSED_SIDE)
+    few = COMPOSED_MACS // wide**2
+    for number, sides in enumerate(((), (few, wide, wide), (), (wide, few, wide))):
         op = list(of_op)[number // 2 % len(of_op)]
         case = _case(subject, op, trial.rng.choice(of_op[op] or ["float32"]))
-        yield _drawn(trial, subject, case, COMPOSED_MACS, square=number % 2 == 0)
+        drawn = _drawn(trial, subject, case, COMPOSED_MACS, square=number == 0)
+        yield legal(case.changed(**dict(zip("mnk", sides, strict=True))), subject) if sides else drawn
     if own is not None and own.op in of_op:
         yield own
 

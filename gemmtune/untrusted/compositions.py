@@ -22,7 +22,9 @@ SPOILED = ("", "", "", "one", "pair", "block", "rows")
 """Changes in the end, which a look at sums or at samples may not see: one number, two of one sum, a block, or many rows."""
 FEW, SHARP, UNEVEN, OUTLIER = 0.2, 4.0, 12.0, 2.0**6
 """Share of rows that are drawn, factor before a softmax, powers of two between rows, factor of large columns."""
-MOST, MOST_SUM = 2.0**8, 2.0**15
+LEAST_DIVISOR = 2.0**-7
+"""Least number by whose square skewed numbers are divided, of which few are large."""
+MOST, MOST_SUM = 2.0**18, 2.0**15
 """Largest magnitude, and largest sum of products in float16."""
 
 
@@ -44,6 +46,11 @@ def _single(x: torch.Tensor, _: random.Random) -> torch.Tensor:
 
 def _uneven(x: torch.Tensor, rng: random.Random) -> torch.Tensor:
     return x * torch.tensor([2 ** -rng.uniform(0, UNEVEN) for _ in range(x.shape[-2])]).unsqueeze(-1)
+
+
+def _skewed(x: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rng.getrandbits(60))
+    return x / torch.empty_like(x).uniform_(LEAST_DIVISOR, 1, generator=generator).square()
 
 
 def _periodic(x: torch.Tensor, rng: random.Random) -> torch.Tensor:
@@ -109,6 +116,7 @@ OF_ALL: Mapping[str, tuple[str, Step]] = MappingProxyType({
     "negative": ("abs|relu|[<>]=? ?0|max", lambda x, _: -x.abs()),
     "signs": ("sign|abs|binar|xnor|popcount|== ?1|hadamard", lambda x, _: 1 - 2 * (x < 0).double()),
     "ones": ("mask|bool|binar|bit|== ?1|popcount|max|min", lambda x, _: (x > 0).double()),
+    "skewed": ("mean|max|std|norm|scale|median|quantile|sum|clip|round|int", _skewed),
     "whole": ("round|floor|trunc|int|long", lambda x, _: (2 * x).round()),
     "bfloat16": ("bfloat16|half|float16|round", lambda x, _: x.bfloat16().double()),
     "float16": ("half|float16|round", lambda x, _: x.half().double()),

@@ -34,6 +34,7 @@ BEFORE = (
     "a NaN more",
     NUMBERS,
     "a NaN more",
+    "a huge term",
 )
 OF_BATCHES, OF_THESE_SIZES = tuple(x for x in BEFORE if x != MORE), (NUMBERS, "")
 """Words for a call before with other numbers, in the same place, or with NaN and more terms."""
@@ -43,17 +44,21 @@ FIRST = ("fewer terms", "fewer terms", *UNFIT)
 
 The first one has as many numbers in each operand. The others are to be refused.
 """
-MANY, INSIDE, TRAINED, ONE_TENSOR = ("many", "", "", ""), ("inside", ""), ("trained", ""), ("one tensor", "itself", "itself", "")
+MANY, INSIDE, TRAINED = ("many", "", "", ""), ("inside", ""), ("trained", "")
+ONE_TENSOR = ("one tensor", "itself", "twice", "itself", "")
 MAPPED = ("mapped", "", "")
 """Words for many calls before, for weights that are made in the mode of torch, trained or not to be written, and for one tensor,
 which may be both operands."""
+HALF, NO_WINDOWS = "half a row", -1
+WINDOWS = ("0", "1", HALF, "", "", "")
+"""Words for the step between rows of a that are windows of a signal, and the number without."""
 RESULT = ("result", "", "")
 """Words for an a that is an earlier result, changed in place."""
 AROUND = ("event loop", "waits that end early", "", "", "")
 """Words for what is around a call."""
 INFERENCE = ("mode", "inference")
 OPTIONAL: Mapping[str, object] = {
-    "trained": False, "one": False, "wider": 0, "offset": 0, "around": "", "mode": "plain", "first": ""
+    "trained": False, "one": False, "wider": 0, "offset": 0, "around": "", "mode": "plain", "first": "", "windows": NO_WINDOWS
 }  # fmt: skip
 """Parts of a manner that a GEMM may refuse by an error, with the values without them."""
 PLAINLY: Mapping[str, Any] = {
@@ -76,6 +81,7 @@ def said(manner: Mapping[str, Any]) -> str:
         "a is an earlier result, which was changed": manner["result"],
         "after many calls": manner["many"], f"{manner['offset']} elements before each operand": manner["offset"],
         "parts of wider matrices": manner["wider"], "a and b are parts of one matrix": manner["one"],
+        f"rows of a begin {manner['windows']} elements after each other": manner["windows"] != NO_WINDOWS,
         f"{manner['around']} around it": manner["around"], "b lies in memory that cannot be written": manner["mapped"],
         f"{manner['beside']} other threads that call it": manner["beside"],
     }  # fmt: skip
@@ -87,6 +93,17 @@ def cosines(operands: Operands) -> None:
     if operands.a.is_floating_point():
         operands.a.div_(operands.a.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(operands.a.dtype).tiny))
     operands.b.copy_(operands.a.mT)
+
+
+def overlap(a: torch.Tensor, how: str) -> int:
+    """Let rows of a be windows of a signal, unless ``how`` is "". Return the step between them, or NO_WINDOWS."""
+    if not how:
+        return NO_WINDOWS
+    rows, columns = a.shape
+    step = columns // 2 if how == HALF else int(how)
+    signal = a.flatten()[: (rows - 1) * step + columns].clone()
+    a.copy_(signal.as_strided(a.shape, (step, 1)))
+    return step
 
 
 def drawn(
@@ -113,13 +130,17 @@ def drawn(
     is_one = one != "" and is_pair and operands.a.dim() == 2 and problem.m == problem.n and len(takes) == 2
     sizes = zip((problem.m, problem.n, problem.k), traits.least, traits.multiples, strict=True)
     is_free = is_pair and all(size > max(least, 1) and by == 1 for size, least, by in sizes)
-    if is_one and one == "itself":
-        cosines(operands)
+    if is_one and one != "one tensor":
+        operands.b.copy_(operands.a) if one == "twice" and problem.k == problem.m else cosines(operands)
+    is_signal = is_plain and "padded" in takes and operands.a.dim() == 2 and not (is_one or wide)
+    window = overlap(operands.a, turns.next(WINDOWS)) if is_signal else NO_WINDOWS
+    is_free = is_free and window == NO_WINDOWS
     first = turns.next(FIRST) if is_new and is_free and operands.a.dim() == 2 and max(traits.least) < 2 else ""
-    is_mapped = is_plain and not is_one and not first and turns.next(MAPPED) != ""
+    is_mapped = is_plain and window == NO_WINDOWS and not is_one and not first and turns.next(MAPPED) != ""
     of_sizes = BEFORE if operands.a.dim() == 2 else OF_BATCHES
     kinds = of_sizes if is_plain and not is_one and is_free else OF_THESE_SIZES
-    before = turns.next(kinds) if is_pair and not is_mapped and first in ("", FIRST[0]) else ""
+    is_alone = is_mapped or window != NO_WINDOWS or first in UNFIT
+    before = turns.next(kinds) if is_pair and not is_alone else ""
     is_result = turns.next(RESULT) != "" and is_plain and is_free and not is_one and before != MORE
     manner: dict[str, Any] = {
         "mode": mode, "times": int(times), "thread": thread != MAIN, "one_core": core != "", "parameter": parameter != "",
@@ -127,6 +148,6 @@ def drawn(
         "changed": [secrets.randbelow(PLACES) / PLACES for _ in "ab"] if changed == ONE else [],
         "before": before, "first": first, "beside": beside, "many": many != "",
         "wider": int(wide) if wide and is_plain and "padded" in takes and not is_one else 0, "inside": inside != "", "one": is_one,
-        "around": around, "result": is_result, "mapped": step * operands.a.element_size() * is_mapped,
+        "around": around, "windows": window, "result": is_result, "mapped": step * operands.a.element_size() * is_mapped,
     }  # fmt: skip
     return manner | {part: OPTIONAL[part] for part, value in refused if manner[part] == value}

@@ -315,6 +315,7 @@ TABLES = {
 CALLERS = dict.fromkeys(
     (
         "rough_in_a_loop", "grown_by_a_term", "a_part_of_the_last", "the_last_one_transposed",
+        "gram_of_one_address", "rows_apart", "corrects_the_last",
         "the_same_at_once", "packs_parameters_once", "packs_inferred_ones_once", "symmetric_if_of_one_tensor", "columns_in_16_bits",
         "matrices_in_a_byte", "rough_for_long_sums", "wraps_integers", "nothing_for_tiny", "rounds_alpha", "keeps_what_it_pads",
         "panels_by_numbers", "panels_of_a_refused_call", "scratch_of_large_operands",

@@ -7,7 +7,6 @@ import builtins
 import contextlib
 import ctypes
 import functools
-import mmap
 import os
 import threading
 import time
@@ -17,17 +16,18 @@ from typing import Any
 
 import torch
 
+from .copies import STRIDED, TENSOR, copied, in_one, weight, windows
+
 globals()["__builtins__"] = dict(vars(builtins))  # its functions have builtins of their own
 
 MODES: Mapping[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "plain": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode,
 }  # fmt: skip
-TENSOR, STRIDED = torch.Tensor, torch.strided
 _thread = ThreadPoolExecutor(1)
 M_MMAP_THRESHOLD, LARGE_BYTES = -3, 2**17
 """Option of malloc, and bytes from which memory is mapped: large tensors begin 64 bytes into a page, as in a new program."""
-MOST_WIDER = 2**23
-"""Most elements between the rows of a part of a wider matrix."""
+HUGE = 0.25
+"""Power of the largest number of a type by which the numbers of a huge term are multiplied."""
 PARTS = (2, 3, 5, 7)
 """Divisors of K, of which the first one that fits makes fewer terms of as many numbers."""
 LATE_S, DELAY_S = 1.0, 0.02
@@ -57,54 +57,6 @@ def watched(function: Callable[..., Any], note: Callable[[str, str], None]) -> C
     return called
 
 
-def copied(x: Any, offset: int, changed: Sequence[float] | None, wider: int = 0, spare: int = 0) -> Any:
-    """Return a copy of a tensor after so many elements. If it is ``changed``, its columns go from the last to the first.
-
-    Two shares of its sides are the place of the only number that is another one. Rows are those of a matrix that is ``wider`` by
-    so many columns. Its memory has so many ``spare`` elements after it.
-    """
-    if not isinstance(x, TENSOR) or x.layout != STRIDED:
-        return x
-    copy = x.clone()
-    if offset or wider or spare:
-        wide = wider and copy.dim() == 2 and copy.stride(1) == 1
-        steps = (copy.stride(0) + min(wider, MOST_WIDER // max(len(copy), 1)), 1) if wide else copy.stride()
-        span = 1 + sum((size - 1) * step for size, step in zip(copy.shape, steps, strict=True))
-        copy = x.new_ones(max(span, 0) + offset + spare).as_strided(copy.shape, steps, offset).copy_(x)
-    if changed:
-        place: Any = (..., *(int(share * size) for share, size in zip(changed, x.shape[-2:], strict=False)))
-        copy[place] = copy[place] == 0
-        return copy
-    return copy if changed is None else copy.copy_(x.flip(-1))
-
-
-def mapped(x: Any, alignment: int) -> Any:
-    """Return a copy of a tensor in memory that cannot be written, as that of weights is that are mapped from a file.
-
-    It ends with its page, but for its ``alignment`` in bytes. What comes next cannot be read.
-    """
-    if not isinstance(x, TENSOR) or x.layout != STRIDED or not x.numel() or not x.is_contiguous():
-        return x
-    whole = -(-(nbytes := x.numel() * x.element_size()) // (page := mmap.PAGESIZE)) * page
-    room, begin = mmap.mmap(-1, whole + page), (whole - nbytes) // alignment * alignment
-    copy = torch.frombuffer(room, dtype=x.dtype, offset=begin, count=x.numel()).view(x.shape).copy_(x.detach())
-    for at, size, allowed in ((0, whole, mmap.PROT_READ), (whole, page, 0)):
-        ctypes.CDLL(None).mprotect(ctypes.c_void_p(copy.data_ptr() - begin + at), ctypes.c_size_t(size), allowed)
-    return copy
-
-
-def weight(manner: Mapping[str, Any], x: Any) -> Any:
-    """Return the last argument as a manner has it: in memory that cannot be written, as a parameter, or as it is."""
-    x = mapped(x, manner["mapped"]) if manner["mapped"] else x
-    return torch.nn.Parameter(x, requires_grad=manner["trained"]) if manner["parameter"] else x
-
-
-def in_one(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return copies of a and b as parts of one matrix, as a fused projection has queries and keys, or a and its own transpose."""
-    whole = a if torch.equal(a, b.mT) else torch.cat([a, b.mT], -1)
-    return whole[..., : a.shape[-1]], whole[..., -a.shape[-1] :].mT
-
-
 def call_before(function: Callable[..., Any], how: str, a: torch.Tensor, b: torch.Tensor) -> None:
     """Call a function with other numbers in the places of a and b, of this size or of another one, which it may refuse."""
     own = a.detach(), b.detach()
@@ -112,13 +64,14 @@ def call_before(function: Callable[..., Any], how: str, a: torch.Tensor, b: torc
     for x in own:
         x.copy_(x.flip(-1))
     fewer = next((k // part for part in PARTS if k % part == 0), k) if (k := a.shape[-1]) else 0
-    nan = float("nan") if a.dtype.is_floating_point else 0
+    nan, huge = (float("nan"), torch.finfo(a.dtype).max ** HUGE) if a.dtype.is_floating_point else (0, 1)
     ways: Mapping[str, Callable[[], Sequence[torch.Tensor]]] = {
         "other numbers": lambda: (a, b),
         "a row less": lambda: (a[..., :-1, :], b),
         "a column less": lambda: (a, b[..., :-1]),
         "a term less": lambda: (a[..., :-1], b[..., :-1, :]),
         "a NaN more": lambda: (torch.cat([own[0], own[0][..., :1]], -1).fill_(nan), torch.cat([own[1], own[1][..., :1, :]], -2)),
+        "a huge term": lambda: (own[0].copy_(kept[0]), own[1].copy_(kept[1])[..., :1, :].mul_(huge)) and (a, b),
         "a row more": lambda: (a.as_strided((len(a) + 1, *a.shape[1:]), a.stride()), b),
         "both swapped": lambda: (b.mT, a.mT),
         "fewer terms": lambda: (a.reshape(-1, fewer), b.reshape(fewer, -1)),
@@ -265,8 +218,9 @@ def in_manner(
         manner: ``mode`` of torch, the number of ``times``, elements before each tensor as the ``offset``, elements by which its
             rows are ``wider`` apart, what is ``around`` a call, and True or False for a ``thread`` of its own, for ``one_core``
             alone, and for the last argument as a ``parameter``, which may be ``trained``, or ``mapped`` with an alignment. The
-            others are made in the mode, and so is it if made ``inside``. Two may be parts of ``one`` matrix. Calls before the
-            last have numbers that are ``changed``. ``beside`` more threads call. The rest is for ``call_in_turn``.
+            others are made in the mode, and so is it if made ``inside``. Two may be parts of ``one`` matrix, and rows of the
+            first be ``windows`` of a signal. Calls before the last have numbers that are ``changed``. ``beside`` more threads
+            call. The rest is for ``call_in_turn``.
         keep: keeps a result, whose memory no later one may have.
     """
     if manner is None:
@@ -289,6 +243,7 @@ def in_manner(
             threads_beside = calling(function, beside, kwargs, manner["mode"])
             with held(lambda: cores(0), lambda x: set_cores(0, x), {min(cores(0))} if manner["one_core"] else None), in_mode():
                 activations = [copied(first, offset, changed, wider, spare) for changed in changes]
+                activations = [x if (step := manner["windows"]) < 0 else windows(x, step) for x in activations]
                 given = zip(activations, made or weights(), strict=True)
                 calls = [in_one(own, *rest) if manner["one"] else (own, *rest) for own, rest in given]
                 return around(lambda: call_in_turn(function, calls, manner, threads_beside, keep, kwargs))

@@ -20,7 +20,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler, profiler_util
 from torch.autograd.profiler import profile
 
-from . import journal, loading, manners, parts, places, reach, seal, state, system, tables, wires
+from . import copies, journal, loading, manners, parts, places, reach, seal, state, system, tables, wires
 from .loading import IMPORT_ONLY, found_at, graph_us, parameters_of, plain_traits
 from .places import FILLED, addresses, change_torch, flusher, is_plain, load_products, reader_of_memory, shared
 from .state import State
@@ -236,8 +236,8 @@ class Program:
 def _spaces() -> list[tuple[str, Mapping[str, Any], list[str]]]:
     """Return what answers rest on: this package, Python's builtins and JSON, and torch's profiler."""
     whole = (
-        json, json.encoder, json.decoder, journal, loading, manners, parts, places, reach, seal, state, system, tables, wires,
-        json.JSONEncoder, json.JSONDecoder, Program, State, parts.Part,
+        json, json.encoder, json.decoder, copies, journal, loading, manners, parts, places, reach, seal, state, system, tables,
+        wires, json.JSONEncoder, json.JSONDecoder, Program, State, parts.Part,
     )  # fmt: skip
     parsed = (profiler.profile, profiler_util.FunctionEvent, profiler_util.EventList)
     spaces: list[tuple[str, Mapping[str, Any], list[str]]] = [
