@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -194,6 +195,9 @@ def _judged(target: Target | SubjectError, options: _Options) -> Verdict:
         verdict = _examined(verdict, candidate, options, source)
     except (CompileError, GemmtuneError) as error:
         verdict = dataclasses.replace(verdict, reason=str(error))
+    except Exception as fault:  # noqa: BLE001 # those of the GEMM are raised in its own process
+        traceback.print_exc()
+        verdict = dataclasses.replace(verdict, reason=f"the judge failed by a fault of gemmtune, not of the GEMM: {fault!r}")
     finally:
         candidate.close()
     return dataclasses.replace(verdict, findings=candidate.findings, seconds=time.perf_counter() - begun)

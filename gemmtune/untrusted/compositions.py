@@ -18,8 +18,11 @@ STEPS = (1, 1, 1, 2, 2, 3)
 """Numbers of steps."""
 WHICH = ("a", "b", "both", "both", "each", "related")
 """Operands that get structure: one alone, both by the same steps, each by its own, or b as a relation of a."""
-SPOILED = ("", "", "", "one", "pair", "block", "rows")
-"""Changes in the end, which a look at sums or at samples may not see: one number, two of one sum, a block, or many rows."""
+SPOILED, NEARLY = ("", "", "", "one", "pair", "block", "rows", "all"), (1e-3, 1e-5, 1e-6, 1e-9)
+"""Changes in the end, which a look at sums, at samples or by a tolerance may not see, and how much all numbers change.
+
+They are one number, two of one sum, a block, or many rows, which become others, or all of them a little.
+"""
 FEW, SHARP, UNEVEN, OUTLIER = 0.2, 4.0, 12.0, 2.0**6
 """Share of rows that are drawn, factor before a softmax, powers of two between rows, factor of large columns."""
 LEAST_DIVISOR = 2.0**-7
@@ -55,6 +58,14 @@ def _skewed(x: torch.Tensor, rng: random.Random) -> torch.Tensor:
 
 def _periodic(x: torch.Tensor, rng: random.Random) -> torch.Tensor:
     return x[..., _places(x) % max(x.shape[-1] // rng.choice((2, 4)), 1)]
+
+
+def _runs(x: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    return x[..., _places(x) // (run := rng.choice((2, 3, 4))) * run]
+
+
+def _equal_matrices(x: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    return x if x.dim() < 3 else x[sorted(rng.choices(range(len(x)), k=len(x)))]
 
 
 def _diagonals(x: torch.Tensor, rng: random.Random) -> torch.Tensor:
@@ -103,6 +114,7 @@ OF_ROWS: Mapping[str, tuple[str, Step]] = MappingProxyType({
     "sums until there": ("cumsum|diff|prefix|scan|monoton", lambda x, _: x.cumsum(-1) / x.shape[-1]),
     "mirrored": ("flip|palin|mirror|::-1", lambda x, _: torch.where(_places(x) < x.shape[-1] // 2, x.flip(-1), x)),
     "periodic": ("repeat|tile|period|chunk|split|// ?2|half|equal", _periodic),
+    "runs": ("interleave|repeat|tile|pair|unique|equal|::2|group", _runs),
     "alternating": ("sign|neg|hadamard|walsh|fft", lambda x, _: x.abs() * (1 - 2 * (_places(x) % 2))),
     "padded": ("pad|trim|any|nonzero", lambda x, _: torch.where(_places(x) < x.shape[-1] * 3 // 4, x, 0)),
     "some zero": ("any|dead|mask|sparse|nonzero|skip", lambda x, rng: x * ~_drawn(x.shape[-2], rng).unsqueeze(-1)),
@@ -133,6 +145,7 @@ OF_ALL: Mapping[str, tuple[str, Step]] = MappingProxyType({
     "band": ("tri|diag|band|causal|mask|eye", _band),
     "diagonals": ("toeplitz|circulant|roll|fft|conv|hankel|diag", _diagonals),
     "blocks": ("block|diag|sparse|chunk", _blocks),
+    "equal matrices": ("batch|group|head|unique|equal|repeat|expand", _equal_matrices),
     "permutation": ("perm|eye|ident|argmax|hot|select|gather|index", _permutation),
 })  # fmt: skip
 """Steps of a whole matrix, with words of a source."""
@@ -203,6 +216,8 @@ class Compositions:
             case "block":
                 inside = (..., slice(row, row + max(rows // 4, 1)), slice(column, column + max(columns // 4, 1)))
                 x[inside] = other[inside]
+            case "all":
+                x *= 1 + self._rng.choice(NEARLY) * other
             case "rows":
                 x[..., row:, :] = other[..., row:, :]
         return x

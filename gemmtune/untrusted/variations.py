@@ -191,7 +191,7 @@ def begin(order: str, x: torch.Tensor) -> None:
     side = min(half, columns)
     match order:
         case "diagonals":
-            line = torch.cat([part[..., 1:, 0].flip(-1), part[..., :1, :].squeeze(-2)], -1)  # the first column, then the first row
+            line = torch.cat([part[..., 1:, 0].flip(-1), part[..., :1, :].flatten(-2)], -1)  # the first column, then the first row
             for row in range(half):
                 part[..., row, :] = line[..., half - 1 - row : half - 1 - row + columns]
         case "pruned":

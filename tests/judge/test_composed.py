@@ -7,7 +7,10 @@ import random
 import pytest
 import torch
 
+from gemmtune.untrusted.checks import SURELY
 from gemmtune.untrusted.compositions import ALL, MOST, Compositions
+from gemmtune.untrusted.turns import Turns
+from gemmtune.untrusted.variations import STRUCTURES, impose, structure
 
 SHAPES = (((20, 20), (20, 20)), ((7, 33), (33, 19)), ((3, 8, 9), (3, 9, 8)), ((1, 1), (1, 1)))
 
@@ -82,3 +85,22 @@ def test_reaches_branches_that_need_two_kinds_of_structure() -> None:
         looks_one_hot = bool((a >= 0).all() and (a.amax(1) == 1).all())
         wrong += looks_one_hot and not torch.allclose(b[a.argmax(1)], a @ b)
     assert wrong > 1
+
+
+def test_every_structure_suits_every_size() -> None:
+    """Matrices of one row, without a first half, and batches of them among them."""
+    rng = random.Random(7)
+    turns, compositions = Turns(rng), Compositions(rng)
+    for number in range(3000):
+        batch = rng.choice([(), (1,), (3,)])
+        m, n, k = rng.choices((1, 1, 2, 3, 8, 9, 17), k=3)
+        a, b = torch.randn(*batch, m, k), torch.randn(*batch, n, k).mT
+        match number % 3:
+            case 0:
+                impose(rng.choice(STRUCTURES), a, b, rng)
+            case 1:
+                structure(a, b, rng, turns, rng.choice([(), *SURELY.values()]))
+            case _:
+                compositions.impose(a, b)
+        assert a.isfinite().all(), (number, a.shape, b.shape)
+        assert b.isfinite().all(), (number, a.shape, b.shape)

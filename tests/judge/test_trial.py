@@ -387,7 +387,7 @@ def test_a_call_before_that_does_not_fit_leaves_its_turn_to_the_next() -> None:
     problem = Problem.mm(24, 40, 32, dtype=torch.float32)
     operands = Checker(problem, Claims(accumulate=torch.float32), torch.device("cpu"), 5).fresh()
     one = dataclasses.replace(operands, a=operands.a[:1], b=operands.b[:, :1])
-    fits = [problem, Problem.mm(1, 1, 32, dtype=torch.float32)] * 20
+    fits = [problem, Problem.mm(1, 1, 32, dtype=torch.float32)] * 60
     calls = [drawn(x, operands if x is problem else one, turns, traits, beside=0, refused=(), is_new=False) for x in fits]
     assert {x["before"] for x in calls[1::2]} <= set(OF_THESE_SIZES)
     assert {x["before"] for x in calls[::2]} - {""} == set(BEFORE)

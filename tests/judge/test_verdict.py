@@ -126,6 +126,21 @@ def test_judges_each_candidate_of_a_folder(judged: Judgement) -> None:
     assert kernel.calls >= 40
 
 
+def test_a_fault_of_the_judge_is_none_of_the_gemm(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> Verdict:
+        raise RuntimeError("sizes do not fit")
+
+    monkeypatch.setattr(verdicts, "_examined", fail)
+    judged = judge(str(folder / "zeros.py"), device="cpu", level="brief")
+    assert judged.exit_status == 2
+    assert judged.verdicts[0].reason == (
+        "the judge failed by a fault of gemmtune, not of the GEMM: RuntimeError('sizes do not fit')"
+    )
+    assert "in fail" in capsys.readouterr().err
+
+
 def test_reports_are_whole(judged: Judgement) -> None:
     text = "\n".join(lines(judged))
     text = "\n".join(lines(judged))

@@ -28,12 +28,12 @@ from gemmtune.untrusted.gemm_process.manners import BESIDE, in_manner, watched
 from gemmtune.untrusted.target import TORCH
 from gemmtune.untrusted.turns import Turns
 from gemmtune.untrusted.twin import Elsewhere
-from gemmtune.untrusted.uses import FIRST
+from gemmtune.untrusted.uses import FIRST, NO_WINDOWS, WINDOWS, overlap
 
 PLAIN = {
     "mode": "plain", "times": 1, "thread": False, "one_core": False, "parameter": False, "offset": 0, "changed": [],
     "before": "", "beside": 0, "wider": 0, "trained": False, "inside": False, "one": False, "around": "", "many": False,
-    "mapped": False, "first": "", "result": False,
+    "mapped": False, "first": "", "result": False, "windows": -1,
 }  # fmt: skip
 
 
@@ -162,6 +162,35 @@ def test_a_call_has_a_loop_around_it_and_operands_of_one_tensor(around: str) -> 
 
     a = torch.ones(2, 2)
     assert in_manner(gemm, PLAIN | {"around": around, "one": True})(a, a) == (around != "", True)
+
+
+@pytest.mark.parametrize("how", WINDOWS)
+def test_rows_are_windows_of_a_signal(how: str) -> None:
+    a, b = torch.randn(5, 6), torch.randn(6, 3)
+    step = overlap(a, how)
+    assert (step == NO_WINDOWS) == (how == "")
+
+    def gemm(x: torch.Tensor, y: torch.Tensor) -> object:
+        return x.stride(), torch.equal(x, a), torch.equal(y, b)
+
+    assert in_manner(gemm, PLAIN | {"windows": step})(a, b) == ((6 if step < 0 else step, 1), True, True)
+    assert step < 0 or torch.equal(a[0, step:], a[1, : 6 - step])
+
+
+def test_one_matrix_twice_is_one_tensor() -> None:
+    a = torch.randn(4, 4)
+    assert in_manner(lambda x, y: x.data_ptr() == y.data_ptr() and x.stride() == y.stride(), PLAIN | {"one": True})(a, a.clone())
+
+
+def test_a_huge_term_comes_before_the_same_numbers() -> None:
+    a, b = torch.randn(4, 5), torch.randn(5, 3)
+    seen = list[tuple[bool, bool, bool]]()
+
+    def gemm(x: torch.Tensor, y: torch.Tensor) -> None:
+        seen.append((torch.equal(x, a), torch.equal(y[0], b[0]), torch.equal(y[1:], b[1:])))
+
+    in_manner(gemm, PLAIN | {"before": "a huge term"})(a, b)
+    assert seen == [(True, False, True), (True, True, True)]
 
 
 def test_each_result_of_many_calls_is_kept_and_what_changes_of_an_argument_is_noted() -> None:
