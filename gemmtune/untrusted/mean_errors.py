@@ -24,10 +24,11 @@ OF_ROUNDING = 1.5
 """Multiple of the error of rounding the result once, which the mean error may have."""
 LARGE = 0.5
 """Share of the result's size from which on an error is none of a narrower type. The bound of very long sums allows any result."""
-FEW_MAGNITUDES, LINES = 3, 8
-"""Most different magnitudes in rows of a and columns of b whose terms are equal, and rows and columns that tell.
+COMPARED, OF_SEQUENTIAL = 256, 4.0
+"""Elements with the largest errors that are added up again from the first term to the last, and multiple of that sum's error.
 
-Equal terms are all rounded in one direction, so that their sums have larger errors than those of other terms.
+Equal terms are all rounded in one direction, and some sums are far larger on the way than in the end. Where a plain sum has such
+errors too, a large one shows no narrower type.
 """
 
 
@@ -75,10 +76,11 @@ def rough(problem: Problem, claims: Claims, result: torch.Tensor, known: Referen
     info = dtype_info(problem.out.dtype)
     allowed = mean.rounding * right + mean.sums * max(magnitude, right * mean.growth)
     allowed += OF_ROUNDING * info.unit_roundoff * info.smallest_normal  # that of rounding a number below the normal ones
-    if error > allowed and not (_is_of_few(operands.left) and _is_of_few(operands.right.mT)):
+    is_stored_otherwise = bool(problem.encoding) or problem.widens_b or problem.sparsity is not None
+    if error > allowed and (is_stored_otherwise or not _is_usual(errors, mean, claims.accumulate, known, operands)):
         text = f"the mean error is {error:.3g}, expected at most {allowed:.3g} for {claims.accumulate} sums"
         return Trouble(text=text, rough=error < LARGE * right)
-    if problem.encoding or problem.widens_b or problem.sparsity is not None or not operands.alpha:
+    if is_stored_otherwise or not operands.alpha:
         return None
     a, b = known.region.of(as_batches(operands.left)), as_batches(operands.right)
     if (narrower := rounded_to(errors / operands.alpha, a, b, problem.dtype, claims.input_mode)) is None:
@@ -90,7 +92,18 @@ def _rms(x: torch.Tensor) -> float:
     return float(x.square().mean().sqrt()) if x.numel() else 0.0
 
 
-def _is_of_few(x: torch.Tensor) -> bool:
-    """Return True if the rows of a matrix have few different magnitudes, as far as some of them tell."""
-    rows = x[..., :: max(x.shape[-2] // LINES, 1), :].abs().sort(-1).values
-    return bool(((rows.diff(dim=-1) > 0).sum(-1) < FEW_MAGNITUDES).all())
+def _is_usual(errors: torch.Tensor, mean: Expected, accumulate: torch.dtype, known: Reference, operands: Operands) -> bool:
+    """Return True if the largest errors are no larger than a plain sum in the type of the accumulator has there, too."""
+    if not accumulate.is_floating_point:
+        return False
+    largest = errors.abs().flatten().topk(min(COMPARED, errors.numel())).indices
+    columns = errors.shape[-1]
+    matrix, row, column = largest // columns // errors.shape[-2], largest // columns % errors.shape[-2], largest % columns
+    a, b = known.region.of(as_batches(operands.left)), as_batches(operands.right)
+    terms = a[matrix, row].double() * b[matrix, :, column].double() * operands.alpha
+    total = torch.zeros_like(terms[:, 0])
+    for term in terms.T:
+        total = (total + term).to(accumulate).double()
+    sequential = total - terms.sum(-1)
+    rounding = mean.rounding * _rms(known.value[matrix, row, column])
+    return _rms(errors[matrix, row, column]) <= OF_SEQUENTIAL * _rms(sequential) + rounding

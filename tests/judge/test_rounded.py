@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from gemmtune.choice import Claims
+from gemmtune.problem import Problem
+from gemmtune.untrusted.checks import Checker
 from gemmtune.untrusted.rounded import rounded, rounded_to
 from gemmtune.untrusted.variations import special
 
@@ -92,3 +96,18 @@ def test_takes_no_like_errors_of_near_rows_for_rounded_operands() -> None:
     apart = torch.randn(near.shape, generator=generator)
     error = (rounded(apart, 11) - apart).double() @ b.double()
     assert rounded_to(error, apart, b, torch.float32, "ieee") == "tf32 or float16"
+
+
+@pytest.mark.parametrize("dtype", [F32, torch.float64])
+def test_equal_terms_show_no_narrower_type_of_a_plain_sum(dtype: torch.dtype) -> None:
+    """Signs by their own transpose: the terms of each sum of the diagonal are equal, and all rounded in one direction."""
+    a = torch.randn(293, 293, generator=torch.Generator().manual_seed(1)).sign().to(dtype) / 293**0.5
+    problem = Problem.mm(293, 293, 293, dtype=dtype)
+    checker = Checker(problem, Claims(accumulate=dtype), torch.device("cpu"), 5)
+    operands = dataclasses.replace(checker.plain(), a=a, b=a.mT.contiguous())
+    total = torch.zeros_like(a)
+    for column in range(293):
+        total += a[:, column, None] * operands.b[None, column]
+    assert checker.trouble(total, operands) is None
+    rough = checker.trouble((a.half() @ operands.b.half()).to(dtype), operands)
+    assert rough is not None
