@@ -24,6 +24,8 @@ MODES: Mapping[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "plain": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode,
 }  # fmt: skip
 _thread = ThreadPoolExecutor(1)
+MARKS = frozenset({"_dynamo_static_input_type"})
+"""Attributes that torch.compile gives parameters."""
 M_MMAP_THRESHOLD, LARGE_BYTES = -3, 2**17
 """Option of malloc, and bytes from which memory is mapped: large tensors begin 64 bytes into a page, as in a new program."""
 HUGE = 0.25
@@ -40,7 +42,7 @@ BESIDE, BESIDE_S = 5, 0.2
 
 def form(x: torch.Tensor) -> object:
     """Return what a GEMM may have changed of an operand besides its numbers."""
-    return x.shape, x.stride(), x.dtype, x.data_ptr(), x.requires_grad, x.__class__, {*vars(x)}
+    return x.shape, x.stride(), x.dtype, x.data_ptr(), x.requires_grad, x.__class__, {*vars(x)} - MARKS
 
 
 def watched(function: Callable[..., Any], note: Callable[[str, str], None]) -> Callable[..., Any]:
