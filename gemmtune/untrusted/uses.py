@@ -27,13 +27,13 @@ BEFORE = (
     NUMBERS,
     "a row less",
     "a column less",
+    MORE,
     "a term less",
     "a NaN more",
     MORE,
     "both swapped",
     "a NaN more",
-    NUMBERS,
-    "a NaN more",
+    MORE,
     "a huge term",
 )
 OF_BATCHES, OF_THESE_SIZES = tuple(x for x in BEFORE if x != MORE), (NUMBERS, "")
