@@ -1,13 +1,13 @@
 """What do layers cost that nobody tuned? Layers of models that the predictor has not seen, in several ways, in CUDA graphs.
 
     python benchmarks/defaults.py --json defaults.json                    bfloat16, int4 and int8, half a minute each on an H100
-    python benchmarks/defaults.py --kinds bfloat16 --tuned --json defaults.json
+    python benchmarks/defaults.py --kinds bfloat16,int4 --tuned --json defaults.json
 
 ``torch`` is the layer as it is: with few bits, one kernel dequantizes the weight and torch multiplies. ``bfloat16`` is the layer
 with its own weight. ``default`` is the layer after ``optimize`` without inputs: its kernels are predicted or by rule, verified here
 and not measured. ``tuned`` is the layer after a default search for these rows. Random numbers, a fresh store. Microseconds, the
 median of graphs that run several equal layers one after another, so that no weight stays in a cache. A small kernel runs between
-two layers, as in a model, and its time is subtracted.
+two layers, as in a model, and its time is subtracted. It varies by microseconds from graph to graph, hence the number of layers.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from environment import describe_environment
 from torch import nn
 
 import gemmtune
-from gemmtune import Problem, settings
+from gemmtune import settings
 from gemmtune.device import detect
 from gemmtune.dispatch.ready import forget_plans
+from gemmtune.tuning.explain import Explanation
 
 MODELS = {
     "mistral-nemo-12b": ((5120, 6144), (4096, 5120), (5120, 28672), (14336, 5120)),
@@ -40,8 +41,10 @@ MODELS = {
 """In- and out-features of the layers of a block, with those of one input as one layer. The predictor's data lacks these models."""
 KINDS = ("bfloat16", "int4", "int8")
 ROWS = (1, 16, 64, 190, 512, 2048)
-CACHES = 2
-"""The weights together are so many times the L2 cache."""
+CACHES = 4
+"""The weights together are at least so many times the L2 cache. An L2 cache keeps some of a weight that is little larger."""
+LAYERS = 8
+"""So many layers are in a graph at least."""
 REPLAYS = 15
 
 
@@ -49,7 +52,7 @@ REPLAYS = 15
 @click.option("--json", "out", help="Write everything to this file.")
 @click.option("--kinds", default=",".join(KINDS), show_default=True, help="Kinds of weights, separated by commas.")
 @click.option("--models", default=",".join(MODELS), show_default=True, help="Models, separated by commas.")
-@click.option("--tuned", is_flag=True, help="Compare with a search for the same rows, 10 seconds a weight (bfloat16 only).")
+@click.option("--tuned", is_flag=True, help="Compare with a search for the same rows, 10 seconds a weight.")
 def main(out: str | None, kinds: str, models: str, tuned: bool) -> None:
     """Measure layers that nobody tuned."""
     if not torch.cuda.is_available():
@@ -64,10 +67,10 @@ def main(out: str | None, kinds: str, models: str, tuned: bool) -> None:
                 click.echo(report["optimize_s"][-1])
                 for size in MODELS[model]:
                     report["rows"] += rows_of(model, size, kind, device.l2_bytes, tuned=tuned)
-    report["summary"] = summary(report["rows"])
+                    report["summary"] = summary(report["rows"])
+                    if out:
+                        Path(out).write_text(json.dumps(report, indent=1) + "\n")
     click.echo(json.dumps(report["summary"], indent=1))
-    if out:
-        Path(out).write_text(json.dumps(report, indent=1) + "\n")
 
 
 def layers_of(size: tuple[int, int], kind: Any, count: int = 1) -> list[nn.Module]:
@@ -92,41 +95,46 @@ def optimize_s(sizes: Sequence[tuple[int, int]], kind: str) -> float:
 def rows_of(model: str, size: tuple[int, int], kind: str, l2_bytes: int, *, tuned: bool) -> list[dict[str, Any]]:
     """Return a record for each number of rows, with the time of each way."""
     plain = layers_of(size, "bfloat16")[0]
-    layers = layers_of(size, kind)
-    layers += [copy.deepcopy(layers[0]) for _ in range(CACHES * l2_bytes // layers[0].weight.nbytes)]
+    layers = layers_of(size, kind, copies(layers_of(size, kind)[0], l2_bytes))
     inputs = [torch.randn(rows, size[0], device="cuda", dtype=torch.bfloat16) for rows in ROWS]
     times = {"torch": [graph_us(layers, x) for x in inputs]}
     if kind != "bfloat16":
-        dense = [plain, *(copy.deepcopy(plain) for _ in range(CACHES * l2_bytes // plain.weight.nbytes))]
+        dense = [plain, *(copy.deepcopy(plain) for _ in range(copies(plain, l2_bytes) - 1))]
         times["bfloat16"] = [graph_us(dense, x) for x in inputs]
     gemmtune.optimize(nn.Sequential(*layers), progress=False)
     times["default"] = [graph_us(layers, x) for x in inputs]
-    names = [pick_of(layers[0], rows) for rows in ROWS]
-    if tuned and kind == "bfloat16":
+    picks = [shown(layers[0], rows) for rows in ROWS]
+    names = {"choice": [f"{x.pick} ({x.origin})" for x in picks]}
+    if tuned:
         with settings.patch(timing="spaced", tune="on_miss"):
-            gemmtune.tune([Problem.mm(rows, size[1], size[0]) for rows in ROWS], progress=False)
+            gemmtune.tune([x.problem for x in picks if x.problem], progress=False)
         forget_plans()
         times["tuned"] = [graph_us(layers, x) for x in inputs]
+        names["tuned_choice"] = [str(shown(layers[0], rows).pick) for rows in ROWS]
     found = []
     for place, rows in enumerate(ROWS):
-        record = {"model": model, "in": size[0], "out": size[1], "kind": kind, "rows": rows, "choice": names[place]}
+        record: dict[str, Any] = {"model": model, "in": size[0], "out": size[1], "kind": kind, "rows": rows}
+        record |= {name: values[place] for name, values in names.items()}
         found.append(record | {way: round(us[place], 2) for way, us in times.items()})
         click.echo("  ".join(f"{name} {value}" for name, value in found[-1].items()))
     return found
 
 
-def pick_of(layer: Any, rows: int) -> str:
-    """Return the choice of the layer's default table and its origin."""
+def copies(layer: Any, l2_bytes: int) -> int:
+    """Return how many equal layers a graph has."""
+    return int(max(LAYERS, CACHES * l2_bytes // layer.weight.nbytes))
+
+
+def shown(layer: Any, rows: int) -> Explanation:
+    """Return the choice of the layer, its origin and the problem."""
     x, weight = torch.empty(rows, layer.in_features, device="cuda", dtype=torch.bfloat16), layer.weight
     with settings.patch(timing="spaced"):
         if isinstance(weight, gemmtune.QuantizedWeight):
             given = {"scale_b": weight.scales, "zero_b": weight.zero_points, "encoding": weight.encoding}
-            shown = gemmtune.explain(
+            return gemmtune.explain(
                 "mixed_mm", x, weight.tensor, **{key: value for key, value in given.items() if value is not None}
             )
-        else:
-            shown = gemmtune.explain("mm", x, weight.detach().t())
-    return f"{shown.pick} ({shown.origin})"
+        return gemmtune.explain("mm", x, weight.detach().t())
 
 
 @torch.no_grad()

@@ -1,7 +1,6 @@
 """Stored picks that beat torch, for calls that never tune."""
 
 import functools
-import json
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -67,7 +66,7 @@ def pick_for(op: str, tensors: Sequence[Tensor], scalars: Scalars = (), options:
         return None
     if settings.batch_invariant:
         return _invariant_pick(problem, info, settings)
-    if (op, tensors[0].shape[-2], tensors[1].shape[-1], tensors[0].shape[-1]) in _known(info, settings.token, generation.number):
+    if problem.key in _known(info, settings.token, generation.number):
         return stored_pick(problem, info, settings, generation.number)
     shared = _table_of(problem, info, settings)
     found = shared.find(problem) if shared is not None and shared.serves(problem.m) else None
@@ -118,14 +117,12 @@ def _table_of(problem: Problem, info: DeviceInfo, settings: Settings) -> RangePl
 
 
 @functools.lru_cache(_CAPACITY)
-def _known(info: DeviceInfo, token: int, _generation: int) -> frozenset[tuple[str, int, int, int]]:
-    """Return (op, M, N, K) of every problem that the store has for the device."""
+def _known(info: DeviceInfo, token: int, _generation: int) -> frozenset[str]:
+    """Return the key of every problem that the store has for the device."""
     settings = settings_module.current()
     assert settings.token == token
     timings = {settings.timing, in_models(settings, info).timing}
-    keys = [json.loads(key) for timing in timings for key in open_store(settings).keys(fingerprint_text(info, timing))]
-    fields = ("op", "m", "n", "k")
-    return frozenset(tuple(key[x] for x in fields) for key in keys if all(isinstance(key.get(x), (int, str)) for x in fields))
+    return frozenset(key for timing in timings for key in open_store(settings).keys(fingerprint_text(info, timing)))
 
 
 @functools.lru_cache(_CAPACITY)

@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 import torch
+from store_cases import row
 from torch import nn
 
 import gemmtune
@@ -13,13 +14,14 @@ from gemmtune import settings
 from gemmtune.device import detect
 from gemmtune.dispatch.ready import forget_plans
 from gemmtune.integration import defaults as made_by
-from gemmtune.integration.picks import stated
+from gemmtune.integration.picks import pick_for, stated
 from gemmtune.problem import Problem
 from gemmtune.problem.rows import RowClass, row_classes, with_columns
 from gemmtune.selector import defaults, timed
 from gemmtune.selector.progress import Progress
 from gemmtune.selector.samples import Ranking
 from gemmtune.selector.segments import Table
+from gemmtune.store.key import fingerprint_text
 from gemmtune.store.store import open_store
 from gemmtune.timing.rounds import Ranked
 
@@ -142,3 +144,15 @@ def test_a_model_gets_timed_tables_and_keeps_its_values():
         assert torch.allclose(model(x), expected, atol=1e-5)
     origins = {Table.of(x).origin for x in open_store(settings.current()).every_ranged()}
     assert origins == {defaults.TIMED}
+
+
+def test_a_measured_gemm_of_other_weights_leaves_a_layer_its_table():
+    """A stored GEMM of the same sizes, with weights of another kind, says nothing about this one."""
+    rows = torch.randn(16, 64)
+    layers = {kind: gemmtune.quantize_(nn.Linear(64, 96, bias=False), kind) for kind in ("int4", "int8")}
+    operands = {kind: (rows, *layer.weight.t().parts) for kind, layer in layers.items()}
+    measured = stated("mixed_mm", operands["int4"], (), ("int4",))
+    machine = fingerprint_text(CPU, settings.current().timing)
+    open_store(settings.current()).put([row(key=measured.key, fingerprint=machine, backend="aten", name="aten:mixed_mm")])
+    gemmtune.optimize(layers["int8"], progress=False)
+    assert pick_for("mixed_mm", operands["int8"], (), ("",)).plan.choice.backend == "cpp"
