@@ -175,6 +175,11 @@ class Choice(ABC):
         return ()
 
     @property
+    def estimate_us(self) -> float | None:
+        """The time of one launch by its backend's model, in µs. None without a model."""
+        return None
+
+    @property
     def own_results(self) -> bool:
         """True if each result of ``run_new`` is known to be separate memory. Otherwise verification calls it twice to find out."""
         return True

@@ -283,7 +283,7 @@ def test_estimates_decide_and_are_close_to_measured_gains(kind, elsewhere):
         assert "by estimate, not measured" in found.reason
         times = dict(found.times_us)
         assert measured is None or times["joined"] / times["apart"] == pytest.approx(measured, rel=0.15), (m, widths)
-    assert elsewhere.decide(kind, 190, QKV, H200).taken == "joined"
+    assert [elsewhere.decide(kind, m, QKV, H200).taken for m in (190, 512)] == ["joined"] * 2, "512 rows have a new kernel for int4"
     assert elsewhere.decide(kind, 190, QKV, H200, dynamic=True).taken == DYNAMIC[kind]
     m, widths, taken = TUNED[kind]
     assert elsewhere.decide(kind, m, widths, H200).taken == "joined"

@@ -9,6 +9,7 @@ import importlib
 import itertools
 import json
 import logging
+import math
 import random
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ from gemmtune.device import preset
 from gemmtune.errors import StoreError
 from gemmtune.problem.rows import row_classes
 from gemmtune.selector import defaults, predicted, predictor, shipped, trials
-from gemmtune.selector.features import NAMES, SM_TFLOPS, Described, features, floor_us, kernel_of, why_unknown
+from gemmtune.selector.features import NAMES, SM_TFLOPS, Described, features, floor_us, kernel_of, kind_of, why_unknown
 from gemmtune.selector.offers import named_choice, offers_for
 from gemmtune.selector.predictor import Forest
 from gemmtune.selector.progress import Progress
@@ -313,6 +314,23 @@ def test_kernels_of_default_tables_wait_for_the_kernel_before_them(encoding, mad
         if "_pdl" in c.name and c.backend == "cuda"
     )
     assert predicted.without_overlap(early).source.digest == early.source.digest
+
+
+def test_a_kernel_that_was_not_measured_serves_where_its_estimate_is_clearly_the_least():
+    model, problem = predictor.shipped_predictor(), few_bits(n=3072, k=3072)
+    work = Work(row_classes(problem)[0], range(1, 8193), H200, GPU_BACKENDS, 0.0, Progress())
+    gains, at = predicted.likely_gains(work, model, None), {m: work.rows_class.at(m) for m in predicted.ROWS}
+    supports = model.portfolios[kind_of(problem)].supports
+    new = {m: [name for name in found if name.startswith("cuda") and not supports(name, at[m])] for m, found in gains.items()}
+    assert max(gains[512], key=gains[512].get) in new[512]
+    assert not any(names for m, names in new.items() if m <= predicted.FEW_ROWS)
+    for m, names in new.items():
+        known = [x for x in gains[m] if x.startswith("cuda") and x not in names]
+        likeliest = max(known, key=gains[m].get, default=None)
+        for name in names:
+            ours, its = (work.choices[x].at(at[m], H200).estimate_us for x in (likeliest, name))
+            assert ours > predicted.CLEARLY * its
+            assert gains[m][name] - gains[m][likeliest] == pytest.approx(math.log2(ours / its))
 
 
 def test_other_launches_of_listed_kernels_are_known_and_filtered():

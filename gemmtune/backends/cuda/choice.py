@@ -64,6 +64,10 @@ class CudaChoice(FileChoice):
         return dataclasses.replace(self, problem=problem)
 
     @property
+    def estimate_us(self) -> float:
+        return self.family.estimate_us(self.problem, self.device, self.config)
+
+    @property
     def legal_between(self) -> bool:
         return self.family.legal_between
 

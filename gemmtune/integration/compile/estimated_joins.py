@@ -90,11 +90,20 @@ def _at_every_m(stored: StoredDecisions, whole: Problem, parts: Sequence[Problem
 
 
 def _estimated(stored: StoredDecisions, whole: Problem, parts: Sequence[Problem]) -> tuple[float | None, float | None]:
-    """Return the predicted times of the separate products together and of the joined one, None where one is unknown."""
+    """Return the predicted times of the separate products together and of the joined one, None where one is unknown.
+
+    A kernel that was not measured near, which serves many rows only, has the time of its backend's model.
+    """
     predictor = shipped_predictor()
     if predictor is None:
         return None, None
-    times = [predictor.time_us(x, stored.device, _running(stored, x).choice) for x in (whole, *parts)]
+
+    def time_us(problem: Problem) -> float | None:
+        choice = _running(stored, problem).choice
+        found = predictor.time_us(problem, stored.device, choice)
+        return choice.estimate_us if found is None and problem.m > FEW_ROWS else found
+
+    times = [time_us(x) for x in (whole, *parts)]
     apart = [time_us for time_us in times[1:] if time_us is not None]
     return sum(apart) if len(apart) == len(parts) else None, times[0]
 
