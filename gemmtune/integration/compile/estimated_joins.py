@@ -95,7 +95,7 @@ def _estimated(stored: StoredDecisions, whole: Problem, parts: Sequence[Problem]
     A kernel that was not measured near, which serves many rows only, has the time of its backend's model.
     """
     predictor = shipped_predictor()
-    if predictor is None:
+    if predictor is None or not predictor.knows(whole, stored.device):
         return None, None
 
     def time_us(problem: Problem) -> float | None:
