@@ -298,6 +298,20 @@ def defaults() -> str:
     return table(["weights", "rows M", "layers", *ratios], rows)
 
 
+def shares() -> str:
+    """Return what layers that nobody tuned reach of a search's speed, and both speeds relative to bfloat16, by number of rows."""
+    content, rows = results("nvidia-h200", "defaults"), []
+    for kind in dict.fromkeys(row["kind"] for row in content["rows"]):
+        for count in dict.fromkeys(row["rows"] for row in content["rows"]):
+            found = [row for row in content["rows"] if (row["kind"], row["rows"]) == (kind, count)]
+            reached = [row["tuned"] / row["default"] for row in found]
+            over = [[row.get("bfloat16", row["torch"]) / row[way] for row in found] for way in ("default", "tuned")]
+            cells = [f"{statistics.geometric_mean(reached):.2f}", f"{min(reached):.2f}"]
+            rows.append([kind, str(count), str(len(found)), *cells, *(f"{statistics.geometric_mean(x):.2f}" for x in over)])
+    names = ["of a search's speed", "lowest", "× bfloat16 untuned", "× bfloat16 tuned"]
+    return table(["weights", "rows M", "layers", *names], rows)
+
+
 def predicted() -> str:
     """Return the regret of predictions for weights of models that the fit did not see, by ranges of rows."""
     content, rows = results("nvidia-h200", "predictor"), []
@@ -394,6 +408,7 @@ def gains() -> str:
 MAKERS: dict[str, Callable[[], str]] = {
     "first-calls": first_calls,
     "measured-defaults": defaults,
+    "measured-shares": shares,
     "measured-predicted": predicted,
     "measured-unseen": unseen,
     "measured-replay": replayed,
