@@ -33,11 +33,14 @@ class MachineLimits:
         quiet, disturbed = (self.store.limits(fingerprint_text(self.device, mode)) for mode in (LIMITS, DISTURBED_LIMITS))
         return Limits(values=disturbed | quiet, disturbed=frozenset(disturbed.keys() - quiet.keys()))
 
-    def ensure(self, problem: Problem, progress: Progress) -> None:
-        """Measure the limits that a problem needs and the store lacks, or has from a busy machine; all with ``tune="force"``."""
+    def ensure(self, problem: Problem, progress: Progress, *, again: bool = True) -> None:
+        """Measure the limits that a problem needs and the store lacks; all with ``tune="force"``.
+
+        ``again`` measures those from a busy machine too. Leave it out if nothing else is measured.
+        """
         known, names = self.known(), set(limit_names(problem.dtype_label))
         wanted = names - (self.measured if self.settings.tune == "force" else known.values.keys())
-        disturbed = names & known.disturbed - self.measured
+        disturbed = names & known.disturbed - self.measured if again else set()
         if not wanted and disturbed and self.settings.busy != "accept" and not Watch(self.device).seen():
             wanted = disturbed
         if not wanted:

@@ -290,7 +290,7 @@ def tuned(
             if device.type == "cpu" and not place:  # compilers would disturb the measurements
                 compilation.wait_for_all(functools.partial(progress.stage, "compile"))
             if limits and not each.problem.empty and not each.late:
-                machine.ensure(each.problem, progress)
+                machine.ensure(each.problem, progress, again=bool(missing))
             _, result = select(each, progress, compilation, retry=retry, limits=machine)
             warn_if_busy(result)
             progress.end(result)

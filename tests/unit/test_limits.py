@@ -15,6 +15,7 @@ import pytest
 import torch
 from rotation import rotated
 
+import gemmtune
 from gemmtune import settings
 from gemmtune.device import MIB, detect, preset
 from gemmtune.problem import Precision, Problem
@@ -139,7 +140,8 @@ def test_disturbed_limits_are_marked_and_measured_again_once_it_is_quiet(monkeyp
     first.ensure(PROBLEM, Progress())
     for seen, changes in (("a neighbour", {}), ("", {"busy": "accept"})):
         machine(monkeypatch, store, session, seen, **changes).ensure(PROBLEM, Progress())
-    assert len(session.asked) == 1, "not in the same tuning, not while it is busy, not if busy machines are accepted"
+    machine(monkeypatch, store, session).ensure(PROBLEM, Progress(), again=False)
+    assert len(session.asked) == 1, "not in the same tuning, on a busy machine, if busy ones are accepted, or if all else is stored"
     later = machine(monkeypatch, store, session)
     later.ensure(PROBLEM, Progress())
     assert later.known() == Limits(values={"bandwidth_gbps": 30.0, "float32_gflops": 100.0})
@@ -224,3 +226,12 @@ def test_no_limit_rules_out_what_a_product_does_not_need() -> None:
     integers = Problem.int_mm(1024, 1024, 1024, device_type="cpu")
     fast = dataclasses.replace(CPU, isa=("avx512_vnni",))
     assert known.least_us(integers, fast) == pytest.approx((known.least_us(integers, CPU) or 0) / 4)
+
+
+def test_only_a_tuning_that_measures_measures_disturbed_limits_again(own_store, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(MachineLimits, "ensure", lambda *_, again: asked.append(again))
+    with settings.patch(backends=("aten",), tune_in_subprocess=False):
+        for _ in range(2):
+            gemmtune.tune([PROBLEM], progress=False)
+    assert asked == [True, False]
