@@ -77,11 +77,14 @@ class Shape:
 
 
 def note_calls(candidate: Candidate, shapes: Sequence[Shape]) -> None:
-    """Note the conduct that the calls of all shapes show."""
+    """Note the conduct that the calls of all shapes show.
+
+    Of a GEMM that is wrong more often than it is rough, such as one that drops the last term, mean errors show no type.
+    """
     calls, wrong = sum(shape.calls for shape in shapes), [(shape, *found) for shape in shapes for found in shape.wrong]
     stale, rough = ([x for x in wrong if x[3]], [x for x in wrong if x[2].rough and not x[3]])
     exact = [x for x in wrong if not x[2].rough]
-    for kind, found in ((Conduct.STALE, stale), (Conduct.ROUGH, rough)):
+    for kind, found in ((Conduct.STALE, stale), (Conduct.ROUGH, rough if len(rough) >= len(exact) else [])):
         if found:
             shape, number, trouble, _ = found[0]
             candidate.note(kind, f"call {number} of {shape.problem}: {trouble.text}")

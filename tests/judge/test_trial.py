@@ -28,6 +28,7 @@ from gemmtune.untrusted.candidate import Candidate
 from gemmtune.untrusted.checks import Checker
 from gemmtune.untrusted.clock import Reading
 from gemmtune.untrusted.conduct import Conduct
+from gemmtune.untrusted.mean_errors import Trouble
 from gemmtune.untrusted.memory import Memory
 from gemmtune.untrusted.repeats import digest, follows, is_from_memory, rounds_products, second_look
 from gemmtune.untrusted.run import Run
@@ -459,3 +460,13 @@ def test_bits_are_compared_where_products_are_rounded(
     assert rounds_products(operands) is expected
     operands.b.copy_(operands.b.sign())
     assert rounds_products(operands) is (dtype == narrow_a == torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("exact", "rough", "kinds"), [(5, 2, {Conduct.WRONG}), (2, 5, {Conduct.WRONG, Conduct.ROUGH}), (0, 1, {Conduct.ROUGH})]
+)
+def test_mean_errors_of_a_gemm_that_is_mostly_wrong_show_no_type(exact: int, rough: int, kinds: set[Conduct]) -> None:
+    candidate, troubles = Candidate(TORCH), [Trouble(text="", rough=i >= exact) for i in range(exact + rough)]
+    wrong = tuple((number, trouble, False) for number, trouble in enumerate(troubles))
+    note_calls(candidate, [Shape(problem=PROBLEM, calls=9, wrong=wrong)])
+    assert {x.kind for x in candidate.findings} == kinds
