@@ -108,10 +108,12 @@ def known_choices(work: Work, problem: Problem, predictor: Predictor) -> dict[st
 def unmeasured_gains(work: Work, problem: Problem, predictor: Predictor, gains: Mapping[str, float]) -> dict[Choice, float]:
     """Return the gains of kernels that were not measured near, such as new ones, if their estimates are clearly the least.
 
-    The gain of the likeliest kernel of the same backend counts, and the ratio of both estimates.
+    The gain of the likeliest kernel of the same backend counts, and the ratio of both estimates. Only estimates for weights of few
+    bits were compared with times.
     """
     likeliest = max((name for name in gains if name.startswith(LISTED)), key=gains.__getitem__, default=None)
-    at = None if likeliest is None or problem.m <= FEW_ROWS else work.choices[likeliest].at(problem, work.device)
+    many = problem.widens_b and problem.m > FEW_ROWS
+    at = work.choices[likeliest].at(problem, work.device) if likeliest is not None and many else None
     if likeliest is None or not isinstance(at, Choice) or at.estimate_us is None:
         return {}
     ours, supports = at.estimate_us, predictor.portfolios[kind_of(problem)].supports
