@@ -8,6 +8,7 @@ with its own weight. ``default`` is the layer after ``optimize`` without inputs:
 and not measured. ``tuned`` is the layer after a default search for these rows. Random numbers, a fresh store. Microseconds, the
 median of graphs that run several equal layers one after another, so that no weight stays in a cache. A small kernel runs between
 two layers, as in a model, and its time is subtracted. It varies by microseconds from graph to graph, hence the number of layers.
+The ways take turns, so that all see the same clocks.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,25 +99,26 @@ def rows_of(model: str, size: tuple[int, int], kind: str, l2_bytes: int, *, tune
     plain = layers_of(size, "bfloat16")[0]
     layers = layers_of(size, kind, copies(layers_of(size, kind)[0], l2_bytes))
     inputs = [torch.randn(rows, size[0], device="cuda", dtype=torch.bfloat16) for rows in ROWS]
-    times = {"torch": [graph_us(layers, x) for x in inputs]}
+    spacer = torch.zeros(32, device="cuda")
+    graphs = {"torch": [captured(layers, x, spacer) for x in inputs]}
     if kind != "bfloat16":
         dense = [plain, *(copy.deepcopy(plain) for _ in range(copies(plain, l2_bytes) - 1))]
-        times["bfloat16"] = [graph_us(dense, x) for x in inputs]
+        graphs["bfloat16"] = [captured(dense, x, spacer) for x in inputs]
     gemmtune.optimize(nn.Sequential(*layers), progress=False)
-    times["default"] = [graph_us(layers, x) for x in inputs]
+    graphs["default"] = [captured(layers, x, spacer) for x in inputs]
     picks = [shown(layers[0], rows) for rows in ROWS]
     names = {"choice": [f"{x.pick} ({x.origin})" for x in picks]}
     if tuned:
         with settings.patch(timing="spaced", tune="on_miss"):
             gemmtune.tune([x.problem for x in picks if x.problem], progress=False)
         forget_plans()
-        times["tuned"] = [graph_us(layers, x) for x in inputs]
+        graphs["tuned"] = [captured(layers, x, spacer) for x in inputs]
         names["tuned_choice"] = [str(shown(layers[0], rows).pick) for rows in ROWS]
     found = []
     for place, rows in enumerate(ROWS):
         record: dict[str, Any] = {"model": model, "in": size[0], "out": size[1], "kind": kind, "rows": rows}
         record |= {name: values[place] for name, values in names.items()}
-        found.append(record | {way: round(us[place], 2) for way, us in times.items()})
+        found.append(record | in_turns({way: ready[place] for way, ready in graphs.items()}))
         click.echo("  ".join(f"{name} {value}" for name, value in found[-1].items()))
     return found
 
@@ -137,14 +140,32 @@ def shown(layer: Any, rows: int) -> Explanation:
         return gemmtune.explain("mm", x, weight.detach().t())
 
 
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A graph of layers with a small kernel after each, and one of the small kernels alone."""
+
+    graph: torch.cuda.CUDAGraph
+    empty: torch.cuda.CUDAGraph
+    layers: int
+
+    def us(self) -> float:
+        """Return the time of one layer now."""
+        return (_replay_us(self.graph) - _replay_us(self.empty)) / self.layers
+
+
+def captured(layers: Sequence[nn.Module], x: torch.Tensor, spacer: torch.Tensor) -> Captured:
+    """Capture the layers with an input. The graphs write to the spacer."""
+    return Captured(_graph(layers, x, spacer), _graph([nn.Identity()] * len(layers), x, spacer), len(layers))
+
+
+def in_turns(ways: Mapping[str, Captured]) -> dict[str, float]:
+    """Return the median time of a layer by way. The ways alternate."""
+    rounds = [{way: ready.us() for way, ready in ways.items()} for _ in range(REPLAYS)]
+    return {way: round(statistics.median(x[way] for x in rounds), 2) for way in ways}
+
+
 @torch.no_grad()
-def graph_us(layers: Sequence[nn.Module], x: torch.Tensor) -> float:
-    """Return the median time of one layer, of graphs of all of them, without the small kernels between them."""
-    spacer = torch.zeros(32, device="cuda")
-    return max(_median_us(layers, x, spacer) - _median_us([nn.Identity()] * len(layers), x, spacer), 0.01)
-
-
-def _median_us(layers: Sequence[nn.Module], x: torch.Tensor, spacer: torch.Tensor) -> float:
+def _graph(layers: Sequence[nn.Module], x: torch.Tensor, spacer: torch.Tensor) -> torch.cuda.CUDAGraph:
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         for layer in layers:
@@ -153,15 +174,16 @@ def _median_us(layers: Sequence[nn.Module], x: torch.Tensor, spacer: torch.Tenso
             for layer in layers:
                 layer(x)
                 spacer.add_(1)
-    samples = []
-    for _ in range(REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        samples.append(begin.elapsed_time(end) * 1e3 / len(layers))
-    return statistics.median(samples)
+    return graph
+
+
+def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) * 1e3
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
