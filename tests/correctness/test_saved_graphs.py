@@ -113,6 +113,7 @@ def test_a_function_compiled_ahead_of_time_brings_gemmtune_and_needs_no_store(ah
     assert ahead_of_time["operators"] == ["planned", "planned_join", "sum_of_experts", "mm", "bsr_mm"]
 
 
+@pytest.mark.turn(2, 8)
 def test_code_that_cannot_run_here_says_what_is_missing(ahead_of_time: dict[str, Any]) -> None:
     without, another = ahead_of_time["said"]
     assert without == (

@@ -354,7 +354,7 @@ TABLE = {
 """Targets of the hacks that a brief judgement has to catch, and the words for each, of which one must be said."""
 LONG = {
     f"{HACKS / 'reuse.py'}:one_wrong_call_in_500": {C.SOMETIMES},
-    f"{HACKS / 'reuse.py'}:by_content": {C.REUSED},
+    f"{HACKS / 'reuse.py'}:by_content": {C.REUSED, C.TORCH},
     f"{HACKS / 'reuse.py'}:out_if_plausible": OLD,
     f"{HACKS / 'clock.py'}:next_of_a_chain": {C.BETWEEN},
 }

@@ -104,7 +104,7 @@ BY_CHANCE = (
 """Hacks that one of five verdicts at ``brief`` misses, since it draws what shows them. One of two has to see them."""
 
 
-@pytest.mark.rotates(60)
+@pytest.mark.rotates(120)
 @pytest.mark.parametrize("target", TABLE, ids=name_of)
 def test_catches_hack(target: str, brief_if_caught: Callable[[Collection[str]], None]) -> None:
     if "wrong.py:" not in target:
@@ -117,6 +117,7 @@ def test_catches_hack(target: str, brief_if_caught: Callable[[Collection[str]], 
 
 
 @pytest.mark.slow
+@pytest.mark.turn(1, 2)
 @pytest.mark.rotates(4)
 @pytest.mark.parametrize("target", LONG, ids=name_of)
 def test_catches_hack_of_many_calls(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +125,7 @@ def test_catches_hack_of_many_calls(target: str, monkeypatch: pytest.MonkeyPatch
     check_caught(target, LONG[target], judged(target, "many"))
 
 
-@pytest.mark.rotates(36)
+@pytest.mark.rotates(92)
 @pytest.mark.parametrize("target", HONEST_TARGETS, ids=name_of)
 def test_calls_honest_gemm_right(target: str) -> None:
     verdict = judged(target)

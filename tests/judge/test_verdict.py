@@ -392,6 +392,7 @@ def get_inputs():
 """
 
 
+@pytest.mark.turn(1, 4)
 def test_a_model_may_refuse_all_but_its_own_inputs(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(ONLY_OWN_SIZE)
     [verdict] = judge(str(tmp_path / "model.py"), device="cpu", level="brief").verdicts

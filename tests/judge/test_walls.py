@@ -45,7 +45,7 @@ def tuned(*targets: str) -> gemmtune.TuningResult:
         return gemmtune.tune("mm", torch.randn(96, 128), torch.randn(128, 112), progress=False)
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(1, 4)
 def test_no_deceiving_gemm_is_picked() -> None:
     [result] = tuned(*(f"hacks.tuner:{name}" for name in DECEIVING))
     assert result.pick == "aten:mm"

@@ -233,5 +233,5 @@ def test_only_a_tuning_that_measures_measures_disturbed_limits_again(own_store, 
     monkeypatch.setattr(MachineLimits, "ensure", lambda *_, again: asked.append(again))
     with settings.patch(backends=("aten",), tune_in_subprocess=False):
         for _ in range(2):
-            gemmtune.tune([PROBLEM], progress=False)
+            gemmtune.tune([Problem.mm(8, 8, 8, dtype=torch.float32, device_type="cpu")], progress=False)
     assert asked == [True, False]

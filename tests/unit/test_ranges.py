@@ -139,7 +139,7 @@ def untimed(monkeypatch: pytest.MonkeyPatch, time_us: Callable[[str, int], float
     monkeypatch.setattr(session, "short_measurement", lambda contender, best_us: 1.0)
     monkeypatch.setattr(session, "Timer", lambda *_, **__: types.SimpleNamespace(contender=lambda choice, kernel: None))
     monkeypatch.setattr(Session, "recheck", lambda *_: {})
-    monkeypatch.setattr(MachineLimits, "ensure", lambda *_: None)
+    monkeypatch.setattr(MachineLimits, "ensure", lambda *_, **__: None)
     monkeypatch.setattr(MachineLimits, "too_fast", lambda *_: {})
 
 

@@ -66,6 +66,7 @@ def test_searches_find_what_was_found_on_an_h200(first: int, stored: Callable[[P
     assert default.choices < 15, "favoured choices suffice nowhere"
 
 
+@pytest.mark.turn(0, 2)
 @pytest.mark.rotates(2)
 @pytest.mark.parametrize(("search", "every"), [("quick", 4), ("default", 1)])
 def test_searches_come_near_the_fastest_of_all_legal_choices(search: Search, every: int, stored: Callable[[Path], Source]):
