@@ -97,7 +97,6 @@ def assert_conforming(outcomes: list[Outcome]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rotates(2)
 @pytest.mark.parametrize(("backend", "name"), properties_of(OPERATIONS))
 def test_backend_conforms_on_the_cpu(backend: str, name: str) -> None:
     check(backend, name, "cpu", EVERY)

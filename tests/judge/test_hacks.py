@@ -117,7 +117,7 @@ def test_catches_hack(target: str, brief_if_caught: Callable[[Collection[str]], 
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(1, 4)
 @pytest.mark.rotates(4)
 @pytest.mark.parametrize("target", LONG, ids=name_of)
 def test_catches_hack_of_many_calls(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
