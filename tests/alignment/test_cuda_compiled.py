@@ -183,7 +183,9 @@ def test_compiled_resources_match_prediction(one: CudaChoice) -> None:
     [made] = one.artifacts(SM90)
     shape, code = one.config.shape, made.code
     assert (made.threads, made.shared_bytes) == (shape.threads, made.predicted_bytes)
-    assert (made.stack_bytes, made.spilled_share) <= ((32, 0.05) if isinstance(shape, gemv.Shape) else (0, 0)), "a few addresses"
+    # Threads of three warp groups that multiply and widen have 128 registers each.
+    few = isinstance(shape, gemv.Shape) or (type(shape) is wgmma.Shape and shape.warp_groups == 3)
+    assert (made.stack_bytes, made.spilled_share) <= ((32, 0.05) if few else (0, 0)), "a few addresses"
     assert made.registers is not None
     if isinstance(shape, cluster.Shape):
         assert made.registers <= registers_per_thread(shape.threads, shape.blocks_per_sm)
