@@ -65,12 +65,18 @@ _picks: weakref.WeakKeyDictionary[nn.Module, Picks] = weakref.WeakKeyDictionary(
 """Picks of layers. A copy of a layer begins without any: they belong to this process and its weight."""
 _tuned = "0"
 """Number of tunings of models, as a text, whose value graphs of torch.compile guard. A number would become a symbol."""
+_given: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Layers that got our forward, even if they have torch's again."""
 
 
-def compile_again() -> None:
-    """Let graphs with optimized layers compile again at their next call, since they hold the picks of their compilation."""
+def compile_again(model: nn.Module) -> None:
+    """Let graphs with optimized layers compile again at their next call, since they hold the picks of their compilation.
+
+    A model whose layers never had our forward has no such graph, so those of other models stay. Call this before ``optimized``.
+    """
     global _tuned  # noqa: PLW0603 - torch.compile guards a global that the forwards read
-    _tuned = str(int(_tuned) + 1)
+    if any(module in _given or is_optimized(module) for module in model.modules()):
+        _tuned = str(int(_tuned) + 1)
 
 
 def _picks_of(module: nn.Module) -> Picks:
@@ -241,7 +247,9 @@ def optimized(model: nn.Module, *, sparse_only: bool = False, batch_invariant: b
             module.__dict__["forward"] = MethodType(invariant, module)
         elif forward is not None and free and not is_optimized(module) and (forward is sparse_linear or not sparse_only):
             module.__dict__["forward"] = MethodType(forward, module)
-        count += is_optimized(module)
+        if is_optimized(module):
+            _given.add(module)
+            count += 1
     return count
 
 

@@ -385,6 +385,30 @@ def test_graphs_compile_again_once_the_model_is_tuned(own_store):
             assert len(graphs) == count, tuning
 
 
+def test_graphs_stay_when_another_model_is_tuned_and_follow_each_change_of_their_own(own_store):
+    torch._dynamo.reset()
+    graphs = []
+
+    def counted(graph, _):
+        graphs.append(graph)
+        return graph
+
+    (layer, other), x = (nn.Sequential(nn.Linear(24, 16)) for _ in range(2)), torch.randn(5, 24)
+    compiled, words = torch.compile(layer, backend=counted), {"progress": False, "m": range(1, 9)}
+    with torch.no_grad(), settings.patch(backends=("aten",), tune_in_subprocess=False, rows="shared"):
+        changes = (
+            (lambda: None, 1),
+            (lambda: gemmtune.optimize(layer, **words), 2),
+            (lambda: gemmtune.optimize(other, **words), 2),
+            (lambda: gemmtune.restore(layer), 2),
+            (lambda: gemmtune.optimize(layer, **words), 3),
+        )
+        for place, (change, count) in enumerate(changes):
+            change()
+            compiled(x)
+            assert len(graphs) == count, place
+
+
 def test_without_a_temporary_folder_layers_are_optimized_all_the_same(own_store, monkeypatch):
     def fails(**_: bool) -> None:
         raise FileNotFoundError(2, "No usable temporary directory found")
