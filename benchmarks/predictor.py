@@ -1,20 +1,27 @@
 """How much slower than tuning is a prediction? Fit the predictor of default tables, and hold out families of models.
 
     python benchmarks/predictor.py store.sqlite --families weights.json --json predictor.json --out gemmtune/data/predictor.npz
+    python benchmarks/predictor.py benchmarks/replay/*.json.gz --further --json further.json --out gemmtune/data/predictor.npz
 
-A store has the times of a default search for many weights and Ms. ``--families`` is a file with the models that have each weight:
+A store, or a compressed export of one, has the times of a default search for many weights and Ms. ``--further`` keeps the package's
+own predictor, and fits more trees to what it misses on the stores. New kernels become known in this way, and times between other
+kernels, without the measurements of the first fit. Sizes are held out then, a fifth in turn.
+
+``--families`` is a file with the models that have each weight:
 ``[{"n": 6144, "k": 4096, "families": ["llama-3-8b"]}, ...]``. For each fold, the weights of some families are left out of the fit.
 The prediction then chooses for them among the choices that their search measured and that the package could offer, or takes torch.
 Regret is its measured time over that of the fastest, less one. Needs scikit-learn.
 
 Consecutive launches of one kernel overlap in graphs, and kernels of a model hardly do. Therefore the times of choices that overlap
-are raised by what the overlap saves, which the same kernels without it tell.
+are raised by what the overlap saves, which the same kernels without it tell. Default tables launch without overlap,
+and interleaved. So of the launches of a kernel that differ in nothing else one counts, that one if it was measured.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import gzip
 import json
 import re
 import statistics
@@ -33,8 +40,10 @@ from gemmtune.errors import InvalidProblemError
 from gemmtune.problem import Problem
 from gemmtune.selector.defaults import LARGE, RULE
 from gemmtune.selector.features import Described, Matrix, features, floor_us, group_of, is_ruled, kernel_of, kind_of, why_unknown
-from gemmtune.selector.predictor import NEAR, STEPS_PER_OCTAVE, Forest, Portfolio, shipped_predictor, size_of
+from gemmtune.selector.predicted import INTERLEAVED, OVERLAP
+from gemmtune.selector.predictor import NEAR, STEPS_PER_OCTAVE, Forest, Portfolio, Predictor, shipped_predictor, size_of
 from gemmtune.selector.shipped import ShippedTime, file_of, weight_of
+from gemmtune.store.exchange import from_json
 from gemmtune.store.store import Row, Store
 from gemmtune.version import __version__
 
@@ -43,6 +52,9 @@ HASH_DIGITS = 16
 FOLDS = (("llama",), ("qwen",), ("gemma",), ("phi", "granite", "olmo"))
 """Beginnings of the families that are left out together."""
 MEMBERS, TREES, DEPTH, RATE, SHRINKAGE = 3, 200, 5, 0.15, 0.25
+FURTHER_TREES, FURTHER_RATE = 100, 0.1
+PARTS = 5
+"""Parts of the sizes that are held out in turn from further trees."""
 INTERVALS = (1, 16, 64, 512)
 """Ends of the intervals of rows whose problems count alike."""
 MOST_NAMES = 24
@@ -54,7 +66,9 @@ The best choices of dense weights that were left out gain 0.06 octaves more than
 """
 SHIPPED = 3
 """Choices of each problem that are shipped, besides torch's."""
-OVERLAP = re.compile(r"_pdl\d*")
+LAUNCH = re.compile(r"_interleaved|_pdl\d*")
+EARLY = ("pdl", "prefetch_stages")
+"""Entries of a choice's ``info`` that say how early its kernel begins."""
 LONG_US = 100.0
 """Time from which overlap saves less than measurements differ."""
 
@@ -103,11 +117,12 @@ def measured(paths: Sequence[str], families: Mapping[tuple[int, int], Sequence[s
     groups: dict[tuple[str, str], dict[str, Row]] = collections.defaultdict(dict)
     every: dict[tuple[str, str], list[Row]] = collections.defaultdict(list)
     for path in paths:
-        for row in Store.open(path, read_only=True).every_row():
+        for row in rows_in(path):
             if row.time_us is not None and Described.of(row.name, row.info) is not None:
                 groups[row.scope][row.name] = row
                 every[row.scope].append(row)
-    saved_us = overlap_us(x.values() for x in groups.values())
+    graphs = (x for (_, machine), x in groups.items() if json.loads(machine)["timing"] == "graph")
+    saved_us = overlap_us(x.values() for x in graphs)
     click.echo(f"overlap saves {saved_us:.2f} µs")
     found = []
     for (key, machine), by_name in groups.items():
@@ -133,6 +148,34 @@ def measured(paths: Sequence[str], families: Mapping[tuple[int, int], Sequence[s
             )
         )
     return found
+
+
+def rows_in(path: str) -> Sequence[Row]:
+    """Return the rows of a store or of a compressed export."""
+    if not path.endswith(".json.gz"):
+        return Store.open(path, read_only=True).every_row()
+    return from_json(json.loads(gzip.decompress(Path(path).read_bytes())), path)[0]
+
+
+def default_launches(x: Measured) -> Measured:
+    """Return the problem with one row for launches that differ only in overlap and order: that of default tables, else the fastest.
+
+    It is listed if one of them is.
+    """
+    alike: dict[str, list[tuple[bool, bool, float, int]]] = collections.defaultdict(list)
+    for i, row in enumerate(x.rows):
+        early, apart = bool(OVERLAP.search(row.name)), not row.name.endswith(INTERLEAVED)
+        alike[LAUNCH.sub("", row.name)].append((early, apart, float(x.times_us[i]), i))
+    rows, times_us = [], []
+    for name, launches in alike.items():
+        *_, time_us, i = min(launches)
+        info = {key: value for key, value in x.rows[i].info.items() if key not in EARLY}
+        places = [x.rows[j].info["place"] for *_, j in launches if "place" in x.rows[j].info]
+        rows.append(dataclasses.replace(x.rows[i], name=name, info=info | ({"place": min(places)} if places else {})))
+        times_us.append(time_us)
+    described = [found for row in rows if (found := Described.of(row.name, row.info)) is not None]
+    table = features(x.problem, x.device, described)
+    return dataclasses.replace(x, rows=rows, times_us=np.array(times_us), table=table)
 
 
 def pooled_us(rows: Sequence[Row], every: Sequence[Row], extra_us: float) -> np.ndarray:
@@ -176,15 +219,51 @@ def _forest(known: Sequence[Measured]) -> Forest:
     for seed in range(MEMBERS):
         drawn = collections.Counter(weights[i] for i in generator.integers(0, len(weights), len(weights)))
         parts = [x for x in known if drawn[x.weight]]
-        targets = np.concatenate([np.log2(x.times_us / floor_us(x.problem, x.device)) for x in parts])
-        alike = collections.Counter(map(_alike, parts))
-        counts = np.concatenate([drawn[x.weight] * (x.times_us.min() / x.times_us) ** 2 / alike[_alike(x)] for x in parts])
-        model = HistGradientBoostingRegressor(
-            max_iter=TREES, max_depth=DEPTH, max_leaf_nodes=2**DEPTH, learning_rate=RATE, min_samples_leaf=8,
-            l2_regularization=SHRINKAGE, early_stopping=False, random_state=seed,
-        )  # fmt: skip
-        members.append(model.fit(np.concatenate([x.table for x in parts]), targets, sample_weight=counts))
+        members.append(_model(TREES, RATE, seed).fit(_table(parts), _targets(parts), sample_weight=_counts(parts, drawn)))
     return as_arrays(members)
+
+
+def _further(forest: Forest, known: Sequence[Measured]) -> Forest:
+    """Add to each member trees that are fitted to what it misses."""
+    table, targets, counts = _table(known), _targets(known), _counts(known)
+    models = [_model(FURTHER_TREES, FURTHER_RATE, seed) for seed in range(MEMBERS)]
+    for model, missed in zip(models, targets - forest(table), strict=True):
+        model.fit(table, missed, sample_weight=counts)
+    more = as_arrays(models)
+    parts = {
+        name: np.concatenate([getattr(forest, name), getattr(more, name)], axis=1) for name in ("feature", "threshold", "value")
+    }
+    return Forest(**parts, start=forest.start + more.start)
+
+
+def further(model: Predictor, problems: Sequence[Measured]) -> Predictor:
+    """Return the predictor with further trees, and with the choices and sizes of the problems in its portfolios."""
+    known = [x for x in problems if not is_ruled(x.problem)]
+    forests = {group: _further(forest, [x for x in known if x.group == group]) for group, forest in model.forests.items()}
+    portfolios = {kind: portfolio([x for x in known if x.weight[0] == kind], earlier) for kind, earlier in model.portfolios.items()}
+    return dataclasses.replace(model, forests=forests, portfolios=portfolios)
+
+
+def _model(trees: int, rate: float, seed: int) -> HistGradientBoostingRegressor:
+    return HistGradientBoostingRegressor(
+        max_iter=trees, max_depth=DEPTH, max_leaf_nodes=2**DEPTH, learning_rate=rate, min_samples_leaf=8,
+        l2_regularization=SHRINKAGE, early_stopping=False, random_state=seed,
+    )  # fmt: skip
+
+
+def _table(known: Sequence[Measured]) -> Matrix:
+    return np.concatenate([x.table for x in known])
+
+
+def _targets(known: Sequence[Measured]) -> np.ndarray:
+    return np.concatenate([np.log2(x.times_us / floor_us(x.problem, x.device)) for x in known])
+
+
+def _counts(known: Sequence[Measured], drawn: Mapping[Any, int] | None = None) -> np.ndarray:
+    """Return how much each choice counts. A weight may be ``drawn`` several times."""
+    alike = collections.Counter(map(_alike, known))
+    times = [1 if drawn is None else drawn[x.weight] for x in known]
+    return np.concatenate([n * (x.times_us.min() / x.times_us) ** 2 / alike[_alike(x)] for n, x in zip(times, known, strict=True)])
 
 
 def _alike(x: Measured) -> tuple[str, int]:
@@ -194,10 +273,10 @@ def _alike(x: Measured) -> tuple[str, int]:
 
 def as_arrays(members: Sequence[HistGradientBoostingRegressor]) -> Forest:
     """Return the fitted trees as complete trees."""
-    nodes = 2**DEPTH - 1
-    feature = np.zeros((len(members), TREES, nodes), dtype=np.int8)
+    nodes, trees = 2**DEPTH - 1, len(members[0]._predictors)
+    feature = np.zeros((len(members), trees, nodes), dtype=np.int8)
     threshold = np.full(feature.shape, np.inf, dtype=np.float32)
-    value = np.zeros((len(members), TREES, nodes + 1), dtype=np.float32)
+    value = np.zeros((len(members), trees, nodes + 1), dtype=np.float32)
     start = np.array([float(np.squeeze(model._baseline_prediction)) for model in members], dtype=np.float32)
 
     def fill(tree: Any, at: tuple[int, int], node: int, place: int) -> None:
@@ -218,14 +297,19 @@ def as_arrays(members: Sequence[HistGradientBoostingRegressor]) -> Forest:
     return Forest(feature=feature, threshold=threshold, value=value, start=start)
 
 
-def portfolio(known: Sequence[Measured]) -> Portfolio:
-    """Return the choices that add the most over CUDA's listed ones, and the sizes at which each kernel was measured."""
-    gains, reached, names = [], [], list[str]()
+def portfolio(known: Sequence[Measured], earlier: Portfolio | None = None) -> Portfolio:
+    """Return the choices that add the most over CUDA's listed ones, and the sizes at which each kernel was measured.
+
+    Those of an ``earlier`` portfolio come first.
+    """
+    gains, reached = [], []
+    names = [] if earlier is None else list(dict.fromkeys(LAUNCH.sub("", name) for name in earlier.names))
     known = [x for x in known if not is_ruled(x.problem)]
     for x in known:
         at = dict(zip((row.name for row in x.rows), np.log2(x.times_us[x.torch] / x.times_us), strict=True))
         reached.append(max(gain for row, gain in zip(x.rows, at.values(), strict=True) if row.baseline or listed(row)))
         gains.append({row.name: at[row.name] for row in x.rows if not row.baseline and not listed(row)})
+        reached[-1] = max(reached[-1], *(at[name] for name in names if name in at), -np.inf)
     while len(names) < MOST_NAMES:
         added: dict[str, float] = collections.defaultdict(float)
         for before, at in zip(reached, gains, strict=True):
@@ -240,7 +324,9 @@ def portfolio(known: Sequence[Measured]) -> Portfolio:
     for x in known:
         for kernel in {kernel_of(row.name) for row in x.rows if row.name in names or row.name.startswith("cuda:")}:
             sizes[kernel].append(size_of(x.problem))
-    points = {kernel: np.array(found, dtype=np.float32) for kernel, found in sizes.items()}
+    points = {} if earlier is None else dict(earlier.measured)
+    for kernel, found in sizes.items():
+        points[kernel] = np.unique(np.array([*points.get(kernel, ()), *found], dtype=np.float32), axis=0)
     margin, spreads = MARGINS.get(known[0].weight[0], (0.0, 0.0))
     return Portfolio(names=tuple(names), measured=points, margin=margin, spreads=spreads)
 
@@ -298,6 +384,28 @@ def evaluated(problems: Sequence[Measured]) -> list[dict[str, Any]]:
     return found
 
 
+def before_and_after(model: Predictor, problems: Sequence[Measured]) -> list[dict[str, Any]]:
+    """Return the regret of the predictor for each problem, as it is and with further trees that did not see these sizes."""
+    sizes, found = sorted({x.weight[1:] for x in problems}), []
+    for part in (set(sizes[i::PARTS]) for i in range(PARTS)):
+        models = {"before": model, "after": further(model, [x for x in problems if x.weight[1:] not in part])}
+        for x in (x for x in problems if x.weight[1:] in part):
+            kind, n, k = x.weight
+            record: dict[str, Any] = {
+                "kind": kind,
+                "m": x.problem.m,
+                "n": n,
+                "k": k,
+                "device": x.device.name,
+                "timing": x.origin["timing"],
+            }
+            for name, fitted_model in models.items():
+                index, _ = chosen(x, fitted_model.forests, fitted_model.portfolios[kind])
+                record |= {name: x.rows[index].name, f"{name}_regret": round(float(x.times_us[index] / x.times_us.min() - 1), 4)}
+            found.append(record | {"best": x.rows[int(x.times_us.argmin())].name})
+    return sorted(found, key=lambda x: (x["timing"], x["device"], x["kind"], x["m"], x["n"], x["k"]))
+
+
 def seen(known: Portfolio, problem: Problem) -> bool:
     """Return True if a weight of the problem's sizes was measured for the fit, at any number of rows."""
     points = np.concatenate(list(known.measured.values()))[:, 1:]
@@ -309,9 +417,7 @@ def unseen(paths: Sequence[str]) -> dict[str, Any]:
 
     The stores have torch's dense product of the same sizes too.
     """
-    model, problems = shipped_predictor(), measured(paths, {})
-    if model is None:
-        raise click.ClickException("the package has no predictor")
+    model, problems = own_predictor(), [default_launches(x) for x in measured(paths, {})]
     dense = {(x.problem.m, x.problem.n, x.problem.k): float(x.times_us[x.torch]) for x in problems if x.weight[0] == "dense"}
     found = []
     for x in problems:
@@ -330,6 +436,14 @@ def unseen(paths: Sequence[str]) -> dict[str, Any]:
     found.sort(key=lambda x: (x["kind"], x["m"], x["n"], x["k"]))
     machines = sorted({tuple(sorted(x.origin.items())) for x in problems})
     return {"predictor": model.digest, "machines": [dict(x) for x in machines], "records": found}
+
+
+def own_predictor() -> Predictor:
+    """Return the package's predictor."""
+    model = shipped_predictor()
+    if model is None:
+        raise click.ClickException("the package has no predictor")
+    return model
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -366,6 +480,10 @@ def ship(problems: Sequence[Measured], folder: Path) -> None:
         click.echo(f"{path}: {len(times)} weights, {path.stat().st_size} bytes")
 
 
+def _united(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    return [*first, *(x for x in second if x not in first)]
+
+
 @click.command()
 @click.argument("stores", nargs=-1, required=True)
 @click.option("--families", multiple=True, help="File with the models that have each weight.")
@@ -373,8 +491,15 @@ def ship(problems: Sequence[Measured], folder: Path) -> None:
 @click.option("--json", "report", help="Write the evaluation to this file.")
 @click.option("--out", help="Fit to everything, and write the predictor to this file.")
 @click.option("--ship", "folder", help="Write the fastest choices to a file for each GPU in this folder.")
+@click.option("--further", "more", is_flag=True, help="Keep the package's predictor, and add trees for what it misses here.")
 def main(
-    stores: Sequence[str], families: Sequence[str], other: str | None, report: str | None, out: str | None, folder: str | None
+    stores: Sequence[str],
+    families: Sequence[str],
+    other: str | None,
+    report: str | None,
+    out: str | None,
+    folder: str | None,
+    more: bool,
 ) -> None:
     """Evaluate on families that are left out, and fit to all."""
     if other:
@@ -389,6 +514,17 @@ def main(
     }
     if folder:
         ship(problems, Path(folder))
+    problems = [default_launches(x) for x in problems]
+    if more:
+        model = own_predictor()
+        origin = {name: _united(model.origin[name], values) for name, values in origin.items()}
+        if report:
+            records = before_and_after(model, problems)
+            Path(report).write_text(json.dumps({"origin": origin, "records": records}, indent=1) + "\n")
+        if out:
+            added = further(model, problems)
+            Path(out).write_bytes(packed_predictor(added.forests, added.portfolios, origin))
+        return
     if report:
         records = evaluated(problems)
         groups = {(x["kind"], x["m"]) for x in records}

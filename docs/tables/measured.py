@@ -350,6 +350,19 @@ def unseen() -> str:
     return table(["weights", "rows M", "shapes", *ratios], rows)
 
 
+def further() -> str:
+    """Return what predictions reach of the fastest, before and after further trees, for sizes that these did not see."""
+    rows, records = [], [x for x in results("nvidia-h200", "predictor-further")["records"] if x["timing"] == "spaced"]
+    for kind in dict.fromkeys(x["kind"] for x in records):
+        for low, high in ((8, 16), (17, 64), (65, 512), (513, 4096)):
+            found = [x for x in records if x["kind"] == kind and low <= x["m"] <= high]
+            speeds = [[1 / (1 + x[f"{name}_regret"]) for x in found] for name in ("before", "after")]
+            numbers = [f"{number:.2f}" for speed in speeds for number in (statistics.geometric_mean(speed), min(speed))]
+            rows.append(["bfloat16" if kind == "dense" else kind, f"{low} to {high}", str(len(found)), *numbers])
+    names = [f"{when}: {which}" for when in ("before", "after") for which in ("geometric mean", "lowest")]
+    return table(["weights", "rows M", "GEMMs", *names], rows)
+
+
 def replayed() -> str:
     """Return the regret of replayed searches after a few choices and at their end."""
     rows = []
@@ -411,6 +424,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "measured-shares": shares,
     "measured-predicted": predicted,
     "measured-unseen": unseen,
+    "measured-further": further,
     "measured-replay": replayed,
     "measured-experts-models": experts_models,
     "gains": gains,

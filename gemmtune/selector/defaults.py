@@ -22,7 +22,7 @@ from ..settings import Settings
 from ..store.store import Ranged, Store
 from .features import FEWEST_ROWS
 from .precompile import Compilation
-from .predicted import ROWS, Gains, baseline_of, kept_kernels, likely_gains, offered_by, ordered, without_overlap
+from .predicted import ROWS, Gains, baseline_of, kept_kernels, launched_alone, likely_gains, offered_by, ordered
 from .predictor import shipped_predictor
 from .progress import Progress
 from .proof import PROVED_ROWS, legal_runs, narrow
@@ -214,14 +214,14 @@ def defaults_for(
 
 def _orders(work: Work, gains: Gains, kept: frozenset[str]) -> list[tuple[int, list[str]]]:
     """Return the names for each interval: those with a gain over torch, then torch. The rule serves where nothing was measured."""
-    plain = functools.cache(lambda name: work.take(work.found_at[name], without_overlap(work.choices[name])))
+    launched = functools.cache(lambda name: work.take(work.found_at[name], launched_alone(work.choices[name], work.settings)))
     orders = []
     for m in filter(work.rows_class.has, ROWS if gains else (m for m, _ in rule_for(work))):
         if m not in gains and work.rows_class.problem.widens_b:
             orders.append((m, _ruled(work, m)))
             continue
         baseline = baseline_of(work, work.rows_class.at(m))
-        names = list(dict.fromkeys(map(plain, ordered(gains.get(m, {}), kept))))
+        names = list(dict.fromkeys(map(launched, ordered(gains.get(m, {}), kept))))
         orders.append((m, names if baseline is None else [*names, work.take(m, baseline)]))
     return orders
 
@@ -243,7 +243,7 @@ def _ruled(work: Work, m: int) -> list[str]:
     for prefix in next((names for hi, names in rule_for(work) if m <= hi), () if work.device.type == "cpu" else LARGE):
         if not found:
             offered = offered_by(prefix.partition(":")[0], work, problem)
-            found += [without_overlap(c) for c in offered if c.name.startswith(prefix)][:1]
+            found += [launched_alone(c, work.settings) for c in offered if c.name.startswith(prefix)][:1]
     return [work.take(m, choice) for choice in (*found, baseline_of(work, problem)) if choice is not None]
 
 

@@ -266,12 +266,13 @@ ESTIMATES = {
 }  # fmt: skip
 DYNAMIC = {"float": "joined", "int4": ""}
 """Decisions on q, k and v with any number of rows. With int4 weights one product may lose 8% at 4096 rows."""
-TUNED = {"float": (16, QKV, "joined"), "int4": (48, GATE_UP, "")}
-"""Rows, columns and the decision with measured parts: for 31% less time, and for 3%."""
+TUNED = {"float": (16, QKV, "joined"), "int4": (64, GATE_UP, "")}
+"""Rows, columns and the decision with measured parts and a margin of CLEAR: for 29% less time, and for 9%."""
+CLEAR = 0.15
 
 
 @pytest.mark.parametrize("kind", ESTIMATES)
-def test_estimates_decide_and_are_close_to_measured_gains(kind, elsewhere):
+def test_estimates_decide_and_are_close_to_measured_gains(kind, elsewhere, monkeypatch):
     assert elsewhere.decide(kind, 16, QKV, H200).taken == "", "no table, no pick"
     elsewhere.make_tables(kind, H200)
     for m, widths, joined, measured in ESTIMATES[kind]:
@@ -286,6 +287,7 @@ def test_estimates_decide_and_are_close_to_measured_gains(kind, elsewhere):
     assert [elsewhere.decide(kind, m, QKV, H200).taken for m in (190, 512)] == ["joined"] * 2, "512 rows have a new kernel for int4"
     assert elsewhere.decide(kind, 190, QKV, H200, dynamic=True).taken == DYNAMIC[kind]
     m, widths, taken = TUNED[kind]
+    monkeypatch.setattr(estimated_joins, "APART", CLEAR)
     assert elsewhere.decide(kind, m, widths, H200).taken == "joined"
     elsewhere.take_parts_as_measured(kind, H200)
     assert elsewhere.decide(kind, m, widths, H200).taken == taken, "tuned parts are joined for a clear gain only"

@@ -76,7 +76,7 @@ def test_searches_come_near_the_fastest_of_all_legal_choices(search: Search, eve
     assert not found.skipped
     assert found.measured > 1000, "these are no exhaustive measurements"
     [curve] = found.curves
-    assert curve.known > 0.94, "a search asks for choices that were not measured"
+    assert curve.known > 0.93, "a search asks for choices that were not measured"
     assert at_the_end(curve)["median"] <= 0.01
     assert at_the_end(curve)["worst"] <= 0.05
 
