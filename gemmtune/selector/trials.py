@@ -35,8 +35,8 @@ PREDICTED = 4
 class Trials:
     """Choices that are tried first, by name. The others are left out if a favoured one is the fastest of these.
 
-    Replayed on 50 products of an H200 by the first fit, the first choices are 39% of all, and the time found is 0.03% longer on average, 1.1% at
-    most. With errors of a factor 1.3 in each prediction they are 51% and 0.2% longer on average, 5% at most.
+    Replayed on 50 products of an H200 by the first fit, the first choices are 39% of all, and the time found is 0.03% longer on
+    average, 1.1% at most. With errors of a factor 1.3 in each prediction they are 51% and 0.2% longer on average, 5% at most.
     """
 
     first: tuple[str, ...]

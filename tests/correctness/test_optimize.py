@@ -367,16 +367,21 @@ def test_lazy_layers_are_optimized_before_their_first_call(own_store):
         assert is_optimized(model[0])
 
 
-def test_graphs_compile_again_once_the_model_is_tuned(own_store):
+def counted(graphs):
+    """Return a backend of torch.compile that keeps each graph."""
     torch._dynamo.reset()
-    graphs = []
 
-    def counted(graph, _):
+    def kept(graph, _):
         graphs.append(graph)
         return graph
 
+    return kept
+
+
+def test_graphs_compile_again_once_the_model_is_tuned(own_store):
+    graphs = []
     layer, x = gemmtune.optimize(torch.nn.Sequential(torch.nn.Linear(24, 16))), torch.randn(5, 24)
-    compiled = torch.compile(layer, backend=counted)
+    compiled = torch.compile(layer, backend=counted(graphs))
     with torch.no_grad(), settings.patch(backends=("aten",), tune_in_subprocess=False, rows="shared"):
         for tuning, count in ({}, 1), ({"tune": x}, 2), ({}, 2), ({"m": range(1, 9)}, 3):
             gemmtune.optimize(layer, progress=False, **tuning)
@@ -386,15 +391,9 @@ def test_graphs_compile_again_once_the_model_is_tuned(own_store):
 
 
 def test_graphs_stay_when_another_model_is_tuned_and_follow_each_change_of_their_own(own_store):
-    torch._dynamo.reset()
     graphs = []
-
-    def counted(graph, _):
-        graphs.append(graph)
-        return graph
-
     (layer, other), x = (nn.Sequential(nn.Linear(24, 16)) for _ in range(2)), torch.randn(5, 24)
-    compiled, words = torch.compile(layer, backend=counted), {"progress": False, "m": range(1, 9)}
+    compiled, words = torch.compile(layer, backend=counted(graphs)), {"progress": False, "m": range(1, 9)}
     with torch.no_grad(), settings.patch(backends=("aten",), tune_in_subprocess=False, rows="shared"):
         changes = (
             (lambda: None, 1),
