@@ -392,7 +392,6 @@ def experts_models() -> str:
 
 def gains() -> str:
     """Return the table of README: one number for each kind of product."""
-    model = next(x for x in results("nvidia-h200", "model")["scenarios"] if x["name"] == "decode-1")["ways"]
     common = ratios("nvidia-h200", "reference18-cutlass")
     experts = ratios("nvidia-h200", "grouped", only=r"grouped_\w*mm .* bfloat16 .*")
     blocks, cpu = ratios("nvidia-h200", "bsr-best", "dense"), ratios("cpu-amd-epyc", "cpu")
@@ -400,20 +399,18 @@ def gains() -> str:
         results(device, name)["ways"]["optimize"]["over_first_way"]
         for device, name in (("cpu-amd-epyc", "generate"), ("nvidia-h200", "generate-36-layers-joined-prompts"))
     )
+    int4 = [
+        results("nvidia-h200", f"generate-36-layers-{name}")["ways"]["int4"]["over_first_way"]
+        for name in ("walks-int4", "190-int4")
+    ]
     rows = [
         [f"{len(common)} common shapes, bfloat16, with CUTLASS", "H200", "torch", mean(common)],
         [f"{len(experts)} grouped GEMMs (experts), bfloat16", "H200", "torch", mean(experts)],
         [f"{len(blocks)} block-sparse GEMMs", "H200", "torch, dense weight", mean(blocks)],
         [f"{len(cpu)} shapes in float32 and float16", "AMD EPYC, 2 cores", "torch", mean(cpu)],
         ["`generate()` of Qwen3-8B, bfloat16, without tuning", "H200", "transformers", mean(on_gpu.values())],
+        ["the same with int4 weights", "H200", "transformers", mean(x for each in int4 for x in each.values())],
         ["`generate()` of Qwen2.5-0.5B, bfloat16, without tuning", "AMD EPYC, 2 cores", "transformers", mean(untuned.values())],
-        [
-            "Llama-3-8B, 8 layers, decoding one sequence, bfloat16",
-            "H200",
-            "torch.compile",
-            f"{model['optimize+compile']['over_compile']:.2f}",
-        ],
-        ["the same with int4 weights", "H200", "torch.compile", f"{model['int4+compile']['over_compile']:.2f}"],
     ]
     return table(["workload", "device", "baseline", "speed-up"], rows)
 
