@@ -42,7 +42,7 @@ from gemmtune.selector.defaults import LARGE, RULE
 from gemmtune.selector.features import Described, Matrix, features, floor_us, group_of, is_ruled, kernel_of, kind_of, why_unknown
 from gemmtune.selector.predicted import INTERLEAVED, OVERLAP
 from gemmtune.selector.predictor import NEAR, STEPS_PER_OCTAVE, Forest, Portfolio, Predictor, shipped_predictor, size_of
-from gemmtune.selector.shipped import ShippedTime, file_of, weight_of
+from gemmtune.selector.shipped import SAME, ShippedTime, file_of, unpacked, weight_of
 from gemmtune.store.exchange import from_json
 from gemmtune.store.store import Row, Store
 from gemmtune.version import __version__
@@ -459,10 +459,24 @@ def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return counts | {name: round(float(value), 4) for name, value in numbers.items()}
 
 
-def ship(problems: Sequence[Measured], folder: Path) -> None:
-    """Write the fastest choices of each problem, and torch's, to a file for each GPU."""
+def ship(problems: Sequence[Measured], folder: Path, *, add: bool) -> None:
+    """Write the fastest choices of each problem, and torch's, to a file for each GPU.
+
+    With ``add`` the file keeps what it has of other problems, and problems that were timed in graphs are left out.
+    """
     for device in {x.device for x in problems}:
         own, times = [x for x in problems if x.device == device], collections.defaultdict[str, dict[int, list[ShippedTime]]](dict)
+        path, dates = folder / file_of(device.name).name, [row.measured_at[:10] for x in own for row in x.rows]
+        machine = own[0].origin
+        if add:
+            own, earlier = [x for x in own if x.origin["timing"] != "graph"], unpacked(path.read_bytes())
+            if not own:
+                continue
+            machine, dates = earlier.machine, [*dates, earlier.versions["measured"][:10]]
+            if any(x.origin[name] != machine[name] for x in own for name in SAME):
+                raise click.ClickException(f"{path} is of other versions or another GPU; write a file without --further")
+            for weight, by_m in earlier.times.items():
+                times[weight] = {m: list(found) for m, found in by_m.items()}
         for x in own:
             order = [i for i in x.times_us.argsort() if x.rows[i].name.startswith(("triton:", "cuda:"))][:SHIPPED]
             times[weight_of(x.problem)][x.problem.m] = [
@@ -474,9 +488,7 @@ def ship(problems: Sequence[Measured], folder: Path) -> None:
                 )
                 for i in sorted((*order, x.torch), key=lambda i: x.times_us[i])
             ]
-        dates = sorted(row.measured_at[:10] for x in own for row in x.rows)
-        path = folder / file_of(device.name).name
-        path.write_bytes(packed_times(own[0].origin, {"gemmtune": __version__, "measured": f"{dates[0]} to {dates[-1]}"}, times))
+        path.write_bytes(packed_times(machine, {"gemmtune": __version__, "measured": f"{min(dates)} to {max(dates)}"}, times))
         click.echo(f"{path}: {len(times)} weights, {path.stat().st_size} bytes")
 
 
@@ -490,7 +502,7 @@ def _united(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
 @click.option("--unseen", "other", help="Evaluate the package's own predictor on the stores, and write that to this file.")
 @click.option("--json", "report", help="Write the evaluation to this file.")
 @click.option("--out", help="Fit to everything, and write the predictor to this file.")
-@click.option("--ship", "folder", help="Write the fastest choices to a file for each GPU in this folder.")
+@click.option("--ship", "folder", help="Write the fastest choices to a file for each GPU in this folder; --further adds to it.")
 @click.option("--further", "more", is_flag=True, help="Keep the package's predictor, and add trees for what it misses here.")
 def main(
     stores: Sequence[str],
@@ -513,7 +525,7 @@ def main(
         "machines": [dict(x) for x in sorted({tuple(sorted(y.items())) for y in origins})],
     }
     if folder:
-        ship(problems, Path(folder))
+        ship(problems, Path(folder), add=more)
     problems = [default_launches(x) for x in problems]
     if more:
         model = own_predictor()
