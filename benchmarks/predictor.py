@@ -42,6 +42,7 @@ from gemmtune.selector.defaults import LARGE, RULE
 from gemmtune.selector.features import Described, Matrix, features, floor_us, group_of, is_ruled, kernel_of, kind_of, why_unknown
 from gemmtune.selector.predicted import INTERLEAVED, OVERLAP
 from gemmtune.selector.predictor import NEAR, STEPS_PER_OCTAVE, Forest, Portfolio, Predictor, shipped_predictor, size_of
+from gemmtune.selector.result import DISTURBED
 from gemmtune.selector.shipped import SAME, ShippedTime, file_of, unpacked, weight_of
 from gemmtune.store.exchange import from_json
 from gemmtune.store.store import Row, Store
@@ -59,6 +60,9 @@ INTERVALS = (1, 16, 64, 512)
 """Ends of the intervals of rows whose problems count alike."""
 MOST_NAMES = 24
 LEAST_GAIN = 0.0005
+DENSE = "dense"
+LEAST_SEEN = 4
+"""Problems for which a choice was measured at least, to be among further ones: trees say little of sizes far from all of them."""
 MARGINS: dict[str, tuple[float, float]] = {"dense": (-0.06, 1.0)}
 """Octaves and standard deviations of the members that a gain over torch must exceed at few rows, by kind of weight; else none.
 
@@ -237,11 +241,33 @@ def _further(forest: Forest, known: Sequence[Measured]) -> Forest:
 
 
 def further(model: Predictor, problems: Sequence[Measured]) -> Predictor:
-    """Return the predictor with further trees, and with the choices and sizes of the problems in its portfolios."""
+    """Return the predictor with further trees, and with the choices and sizes of the problems in its portfolios.
+
+    Dense weights keep the earlier predictions, which further trees did not improve for sizes that were held out.
+    """
     known = [x for x in problems if not is_ruled(x.problem)]
-    forests = {group: _further(forest, [x for x in known if x.group == group]) for group, forest in model.forests.items()}
-    portfolios = {kind: portfolio([x for x in known if x.weight[0] == kind], earlier) for kind, earlier in model.portfolios.items()}
+    forests = {
+        group: _unchanged(forest) if group == DENSE else _further(forest, [x for x in known if x.group == group])
+        for group, forest in model.forests.items()
+    }
+    portfolios = {
+        kind: earlier if kind == DENSE else portfolio([x for x in known if x.weight[0] == kind], earlier)
+        for kind, earlier in model.portfolios.items()
+    }
     return dataclasses.replace(model, forests=forests, portfolios=portfolios)
+
+
+def _unchanged(forest: Forest) -> Forest:
+    """Return the forest with as many further trees as others get, which add nothing."""
+    members, _, nodes = forest.feature.shape
+    parts = {
+        "feature": np.zeros((members, FURTHER_TREES, nodes), np.int8),
+        "threshold": np.zeros((members, FURTHER_TREES, nodes), np.float32),
+        "value": np.zeros((members, FURTHER_TREES, nodes + 1), np.float32),
+    }
+    return Forest(
+        **{name: np.concatenate([getattr(forest, name), more], axis=1) for name, more in parts.items()}, start=forest.start
+    )
 
 
 def _model(trees: int, rate: float, seed: int) -> HistGradientBoostingRegressor:
@@ -310,12 +336,14 @@ def portfolio(known: Sequence[Measured], earlier: Portfolio | None = None) -> Po
         reached.append(max(gain for row, gain in zip(x.rows, at.values(), strict=True) if row.baseline or listed(row)))
         gains.append({row.name: at[row.name] for row in x.rows if not row.baseline and not listed(row)})
         reached[-1] = max(reached[-1], *(at[name] for name in names if name in at), -np.inf)
+    counts = collections.Counter(name for at in gains for name in at)
+    usual = {name for name, count in counts.items() if earlier is None or count >= LEAST_SEEN}
     while len(names) < MOST_NAMES:
         added: dict[str, float] = collections.defaultdict(float)
         for before, at in zip(reached, gains, strict=True):
-            for name, gain in at.items():
-                added[name] += max(gain - before, 0.0)
-        best = max(added, key=added.__getitem__, default="")
+            for name in at.keys() & usual:
+                added[name] += max(at[name] - before, 0.0)
+        best = max(sorted(added), key=added.__getitem__, default="")
         if not best or added[best] < LEAST_GAIN * len(known):
             break
         names.append(best)
@@ -462,14 +490,15 @@ def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def ship(problems: Sequence[Measured], folder: Path, *, add: bool) -> None:
     """Write the fastest choices of each problem, and torch's, to a file for each GPU.
 
-    With ``add`` the file keeps what it has of other problems, and problems that were timed in graphs are left out.
+    With ``add`` the file keeps what it has of other problems. Those that were timed in graphs or on a busy machine are left out.
     """
     for device in {x.device for x in problems}:
         own, times = [x for x in problems if x.device == device], collections.defaultdict[str, dict[int, list[ShippedTime]]](dict)
         path, dates = folder / file_of(device.name).name, [row.measured_at[:10] for x in own for row in x.rows]
         machine = own[0].origin
         if add:
-            own, earlier = [x for x in own if x.origin["timing"] != "graph"], unpacked(path.read_bytes())
+            own = [x for x in own if x.origin["timing"] != "graph" and not any(row.info.get(DISTURBED) for row in x.rows)]
+            earlier = unpacked(path.read_bytes())
             if not own:
                 continue
             machine, dates = earlier.machine, [*dates, earlier.versions["measured"][:10]]

@@ -352,13 +352,14 @@ def unseen() -> str:
 
 def further() -> str:
     """Return what predictions reach of the fastest, before and after further trees, for sizes that these did not see."""
-    rows, records = [], [x for x in results("nvidia-h200", "predictor-further")["records"] if x["timing"] == "spaced"]
+    records = results("nvidia-h200", "predictor-further")["records"]
+    rows, records = [], [x for x in records if x["timing"] == "spaced" and x["kind"] != "dense"]
     for kind in dict.fromkeys(x["kind"] for x in records):
         for low, high in ((8, 16), (17, 64), (65, 512), (513, 4096)):
             found = [x for x in records if x["kind"] == kind and low <= x["m"] <= high]
             speeds = [[1 / (1 + x[f"{name}_regret"]) for x in found] for name in ("before", "after")]
             numbers = [f"{number:.2f}" for speed in speeds for number in (statistics.geometric_mean(speed), min(speed))]
-            rows.append(["bfloat16" if kind == "dense" else kind, f"{low} to {high}", str(len(found)), *numbers])
+            rows.append([kind, f"{low} to {high}", str(len(found)), *numbers])
     names = [f"{when}: {which}" for when in ("before", "after") for which in ("geometric mean", "lowest")]
     return table(["weights", "rows M", "GEMMs", *names], rows)
 
