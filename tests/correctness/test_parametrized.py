@@ -14,6 +14,7 @@ import gemmtune
 from gemmtune import settings
 from gemmtune.errors import InvalidProblemError
 from gemmtune.integration import defaults, modules
+from gemmtune.integration.weights import classes_of
 
 
 class Counted(nn.Module):
@@ -84,3 +85,9 @@ def test_a_bias_that_is_no_parameter_is_read_as_torch_reads_it(change, own_store
     expected = layer(x)
     assert torch.equal(gemmtune.optimize(layer)(x), expected)
     assert torch.equal(nn.Linear.forward(layer, x), expected)
+
+
+def test_a_layer_whose_bias_is_no_parameter_has_a_table_with_a_bias(own_store):
+    pruned = prune.l1_unstructured(nn.Linear(32, 16), "bias", 0.5)
+    found = classes_of(nn.ModuleList([nn.Linear(32, 16, bias=False), pruned]))
+    assert {x.problem.op for x in found} == {"mm", "addmm"}
