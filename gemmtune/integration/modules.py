@@ -94,7 +94,7 @@ def linear(module: nn.Linear, input: Tensor) -> Tensor:
     if swaps.pending:
         swaps.apply()
     own = module._parameters
-    weight, bias = (own["weight"], own["bias"]) if "weight" in own else (module.weight, module.bias)
+    weight, bias = (own["weight"], own["bias"]) if "weight" in own and "bias" in own else (module.weight, module.bias)
     if native.layer is None:
         return _linear(_picks_of(module), input, weight, bias)[0]
     found = native.layer(input, weight, bias)
@@ -177,7 +177,7 @@ def conv1d(module: Any, x: Tensor) -> Tensor:
     if swaps.pending:
         swaps.apply()
     own = module._parameters
-    weight, bias = (own["weight"], own["bias"]) if "weight" in own else (module.weight, module.bias)
+    weight, bias = (own["weight"], own["bias"]) if "weight" in own and "bias" in own else (module.weight, module.bias)
     result, _ = _by_pick(_picks_of(module), x, weight, bias, transposed=False)
     return type(module).forward(module, x) if result is None else result
 

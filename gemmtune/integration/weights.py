@@ -51,7 +51,8 @@ def _look(module: nn.Module) -> Hashable | None:
             return None
     if weight.dim() != 2 or not weight.numel() or any(x.device.type not in ("cpu", "cuda") for x in parts):
         return None
-    return (*kind, bias is None, *((x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15) for x in parts))
+    computed = None if "bias" in module._parameters else module  # a bias that is no Parameter: no other layer looks like this one
+    return (*kind, bias is None, computed, *((x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15) for x in parts))
 
 
 def tables_and_singles(model: nn.Module, problems: Iterable[Problem]) -> tuple[dict[RowClass, list[int]], list[Problem]]:

@@ -7,12 +7,14 @@ from contextlib import suppress
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.parametrize import register_parametrization
 
 import gemmtune
 from gemmtune import settings
 from gemmtune.errors import InvalidProblemError
 from gemmtune.integration import defaults, modules
+from gemmtune.integration.weights import classes_of
 
 
 class Counted(nn.Module):
@@ -70,3 +72,22 @@ def test_a_forward_computes_a_weight_once(by_parts, compiled, model, own_store, 
     for calls in (1, 2):
         forward(torch.randn(4, 32))
         assert count(model) == calls
+
+
+@pytest.mark.parametrize("change", ["parametrized", "pruned"])
+def test_a_bias_that_is_no_parameter_is_read_as_torch_reads_it(change, own_store):
+    layer = nn.Linear(32, 16)
+    if change == "pruned":
+        prune.l1_unstructured(layer, "bias", 0.5)
+    else:
+        register_parametrization(layer, "bias", nn.Tanh())
+    x = torch.randn(4, 32)
+    expected = layer(x)
+    assert torch.equal(gemmtune.optimize(layer)(x), expected)
+    assert torch.equal(nn.Linear.forward(layer, x), expected)
+
+
+def test_a_layer_whose_bias_is_no_parameter_has_a_table_with_a_bias(own_store):
+    pruned = prune.l1_unstructured(nn.Linear(32, 16), "bias", 0.5)
+    found = classes_of(nn.ModuleList([nn.Linear(32, 16, bias=False), pruned]))
+    assert {x.problem.op for x in found} == {"mm", "addmm"}
