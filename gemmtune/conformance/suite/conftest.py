@@ -15,12 +15,30 @@ from ..runs.sanitize import few_cases
 from .stash import FOUND, OPTIONS, RUN, CaseFailed, Found, encoded, settle
 
 FOLDER = Path(__file__).parent
+SUITE = FOLDER / "test_conformance.py"
 PLUGIN = "gemmtune.conformance.plugin"
 MISSING_PLUGIN = (
     f"the conformance suite: its plugin is not loaded; expected pytest -p {PLUGIN} --pyargs gemmtune.conformance "
     "--gemm-backend=mypkg.ops:matmul, or gemmtune conformance mypkg.ops:matmul"
 )
 MISSING_GEMM = "the conformance suite: got no GEMM, expected --gemm-backend=package.module:function, for instance mypkg.ops:matmul"
+
+
+class SuiteModule(pytest.Module):
+    """The suite's module, whose tests do not depend on the names that a project gives its own."""
+
+    def funcnamefilter(self, name: str) -> bool:
+        """Return True for the name of a test."""
+        return name.startswith("test_")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(
+    file_path: Path, parent: pytest.Collector
+) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Collect the suite, whatever ``python_files`` a project has."""
+    found = yield
+    return [SuiteModule.from_parent(parent, path=file_path)] if file_path == SUITE else found
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
