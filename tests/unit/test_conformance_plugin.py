@@ -169,6 +169,24 @@ def test_a_project_with_other_names_of_tests_runs_the_suite(in_another_project: 
     assert "1 passed in" in done.stdout
 
 
+ONE_CASE = """
+def pytest_collection_modifyitems(config, items):
+    picked = [item for item in items if "[integers:" in item.name][:1]
+    config.hook.pytest_deselected(items=[item for item in items if item not in picked])
+    items[:] = picked
+"""
+
+
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_cases_that_another_plugin_selects_are_no_fewer_than_the_level_asks_for(
+    in_another_project: Pytest, another_project: Path, processes: str
+) -> None:
+    (another_project / "conftest.py").write_text(ONE_CASE)
+    done = in_another_project(*SUITE, "-n", processes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 case executed" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
