@@ -161,8 +161,11 @@ def test_a_warning_is_no_fault_of_a_gemm_where_a_project_makes_errors_of_them(in
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_project_with_other_names_of_tests_runs_the_suite(in_another_project: Pytest, another_project: Path) -> None:
-    (another_project / "pytest.ini").write_text("[pytest]\npython_files = *_check.py\npython_functions = check_*\n")
+@pytest.mark.parametrize(
+    "line", ["python_files = *_check.py", "python_functions = check_*", "empty_parameter_set_mark = fail_at_collect"]
+)
+def test_a_project_with_other_rules_of_tests_runs_the_suite(in_another_project: Pytest, another_project: Path, line: str) -> None:
+    (another_project / "pytest.ini").write_text(f"[pytest]\n{line}\n")
     done = in_another_project(*SUITE, "--gemm-repro=integers:mm-f32-17x33x65")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 case executed" in done.stdout

@@ -1,6 +1,6 @@
 """Test generation: one test for each case, for each property with drawn cases, and for each architecture."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +45,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run, options = metafunc.config.stash.get(RUN, None), metafunc.config.stash.get(OPTIONS, None)
     if "gemm_case" in metafunc.fixturenames:
         cases = run.cases() if run is not None and not (run.options.repro and run.options.sanitize) else []
-        metafunc.parametrize("gemm_case", cases, ids=[case.id for case in cases])
+        _parametrize(metafunc, "gemm_case", cases, [case.id for case in cases])
     if "gemm_drawn" in metafunc.fixturenames:
         properties = run.drawn_properties() if run is not None else ()
-        metafunc.parametrize("gemm_drawn", properties, ids=[p.name for p in properties])
+        _parametrize(metafunc, "gemm_drawn", properties, [p.name for p in properties])
     if "gemm_sanitized" in metafunc.fixturenames:
         chosen = []
         if run is not None and run.options.sanitize:
             chosen = [tuple(run.cases() if run.options.repro else few_cases(run.scope))]
-        metafunc.parametrize("gemm_sanitized", chosen, ids=["sanitizer" for _ in chosen])
+        _parametrize(metafunc, "gemm_sanitized", chosen, ["sanitizer" for _ in chosen])
     if "gemm_sm" in metafunc.fixturenames:
         asked = options.sm if options is not None else ()
         marks = [pytest.mark.gpu] if metafunc.config.getoption("markexpr") == "gpu" else []
-        metafunc.parametrize("gemm_sm", [pytest.param(sm, id=f"sm{sm}", marks=marks) for sm in asked])
+        _parametrize(metafunc, "gemm_sm", [pytest.param(sm, marks=marks) for sm in asked], [f"sm{sm}" for sm in asked])
+
+
+def _parametrize(metafunc: pytest.Metafunc, name: str, values: Sequence[Any], ids: list[str]) -> None:
+    """Make a test for each value. An empty set of parameters may be an error in a project, so that no values give none."""
+    if values:
+        metafunc.parametrize(name, values, ids=ids)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -66,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         pytest.exit(MISSING_PLUGIN, returncode=2)
     if OPTIONS not in config.stash:
         pytest.exit(MISSING_GEMM, returncode=2)
-    # pytest makes one test without parameters from an empty list of parameters.
+    # pytest makes one test of a function without parameters.
     items[:] = [item for item in items if item.path.parent != FOLDER or _property_of(item) is not None]
     if config.stash[OPTIONS].sampled:  # cases in sample order, then drawn cases
         items.sort(key=lambda item: "gemm_case" not in _parameters(item))
