@@ -1,6 +1,7 @@
 """Files that commands write: checked before any work, and never a store or a file that the command reads."""
 
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,10 +55,13 @@ def refuse_overwriting(context: click.Context) -> None:
 
 
 def _places(value: Any) -> Iterator[str]:
-    """Yield the files that a value may name: one for a text, and for MODULE:NAME that of the module."""
+    """Yield the files that a value may name: one for a text, and for MODULE:NAME those of the module in the working folder."""
     for text in value if isinstance(value, tuple | list) else (value,):
         if isinstance(text, str) and text not in ("", STDOUT):
             yield from {_real(text), _real(text.rpartition(":")[0] or text)}
+            module = text.partition(":")[0]
+            if re.fullmatch(r"[\w.]+", module):
+                yield from (_real(module.replace(".", "/") + end) for end in (".py", "/__init__.py"))
 
 
 def _real(text: str) -> str:

@@ -121,6 +121,8 @@ def test_option_words_match_the_package():
         ("report shapes.json --md shapes.json", "--md: got shapes.json, expected another file than FILES"),
         ("report --html new --md new", "--md: got new, expected another file than --html"),
         ("conformance shapes.json:f --json shapes.json", "--json: got shapes.json, expected another file than GEMM"),
+        ("conformance own.ops:f --html own/ops.py", "--html: got own/ops.py, expected another file than GEMM"),
+        ("judge own --json own/__init__.py", "--json: got own/__init__.py, expected another file than TARGET"),
         ("report --html -", "Invalid value for '--html': got '-', which is not possible here"),
         ("bundle -o -", "Invalid value for '-o' / '--output': got '-', which is not possible here"),
     ],
@@ -128,6 +130,7 @@ def test_option_words_match_the_package():
 def test_no_output_overwrites_a_store_or_what_the_command_reads(capsys, own_store, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     Store.open(own_store).close()
+    (tmp_path / "own").mkdir()
     (tmp_path / "shapes.json").write_text("kept")
     (tmp_path / "link.py").symlink_to("shapes.json")
     before = own_store.read_bytes()

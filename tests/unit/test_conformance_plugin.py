@@ -162,6 +162,35 @@ def test_a_warning_is_no_fault_of_a_gemm_where_a_project_makes_errors_of_them(in
 
 
 @pytest.mark.parametrize(
+    "line", ["python_files = *_check.py", "python_functions = check_*", "empty_parameter_set_mark = fail_at_collect"]
+)
+def test_a_project_with_other_rules_of_tests_runs_the_suite(in_another_project: Pytest, another_project: Path, line: str) -> None:
+    (another_project / "pytest.ini").write_text(f"[pytest]\n{line}\n")
+    done = in_another_project(*SUITE, "--gemm-repro=integers:mm-f32-17x33x65")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 case executed" in done.stdout
+    assert "1 passed in" in done.stdout
+
+
+ONE_CASE = """
+def pytest_collection_modifyitems(config, items):
+    picked = [item for item in items if "[integers:" in item.name][:1]
+    config.hook.pytest_deselected(items=[item for item in items if item not in picked])
+    items[:] = picked
+"""
+
+
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_cases_that_another_plugin_selects_are_no_fewer_than_the_level_asks_for(
+    in_another_project: Pytest, another_project: Path, processes: str
+) -> None:
+    (another_project / "conftest.py").write_text(ONE_CASE)
+    done = in_another_project(*SUITE, "-n", processes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 case executed" in done.stdout
+
+
+@pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
         ((), 0, "1 passed, 1 skipped"),

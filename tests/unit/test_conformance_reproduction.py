@@ -65,3 +65,11 @@ def test_rejects_words_that_name_no_case(tmp_path: Path) -> None:
         cases_to_repeat(["@nowhere"])
     with pytest.raises(ConformanceError, match="without a case"):
         cases_to_repeat([f"@{tmp_path / 'other.json'}"])
+
+
+@pytest.mark.parametrize("text", ["", "# nothing failed\n", '{"failures": []}'])
+def test_rejects_files_without_a_case(tmp_path: Path, text: str) -> None:
+    (tmp_path / "report.json").write_text(text)
+    for word in (f"@{tmp_path / 'report.json'}", str(tmp_path)):
+        with pytest.raises(ConformanceError, match=f"repro: got {word}, without a case, expected ids of cases or a report"):
+            cases_to_repeat([word])

@@ -145,7 +145,10 @@ def cases_to_repeat(words: Sequence[str]) -> list[Case]:
             ids.append(word)
         elif not files:
             raise ConformanceError(f"repro: got the folder {word!r} without *.json files, expected a folder of --save-failing")
-        ids += [case_id for file in files for case_id in _ids_of_file(file)]
+        found = [case_id for file in files for case_id in _ids_of_file(file)]
+        if files and not found:
+            raise ConformanceError(f"repro: got {word}, without a case, expected ids of cases or a report with failures")
+        ids += found
     return [Case.parse(case_id) for case_id in dict.fromkeys(ids)]
 
 

@@ -1,6 +1,6 @@
 """Test generation: one test for each case, for each property with drawn cases, and for each architecture."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..runs.sanitize import few_cases
 from .stash import FOUND, OPTIONS, RUN, CaseFailed, Found, encoded, settle
 
 FOLDER = Path(__file__).parent
+SUITE = FOLDER / "test_conformance.py"
 PLUGIN = "gemmtune.conformance.plugin"
 MISSING_PLUGIN = (
     f"the conformance suite: its plugin is not loaded; expected pytest -p {PLUGIN} --pyargs gemmtune.conformance "
@@ -23,23 +24,46 @@ MISSING_PLUGIN = (
 MISSING_GEMM = "the conformance suite: got no GEMM, expected --gemm-backend=package.module:function, for instance mypkg.ops:matmul"
 
 
+class SuiteModule(pytest.Module):
+    """The suite's module, whose tests do not depend on the names that a project gives its own."""
+
+    def funcnamefilter(self, name: str) -> bool:
+        """Return True for the name of a test."""
+        return name.startswith("test_")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(
+    file_path: Path, parent: pytest.Collector
+) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Collect the suite, whatever ``python_files`` a project has."""
+    found = yield
+    return [SuiteModule.from_parent(parent, path=file_path)] if file_path == SUITE else found
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run, options = metafunc.config.stash.get(RUN, None), metafunc.config.stash.get(OPTIONS, None)
     if "gemm_case" in metafunc.fixturenames:
         cases = run.cases() if run is not None and not (run.options.repro and run.options.sanitize) else []
-        metafunc.parametrize("gemm_case", cases, ids=[case.id for case in cases])
+        _parametrize(metafunc, "gemm_case", cases, [case.id for case in cases])
     if "gemm_drawn" in metafunc.fixturenames:
         properties = run.drawn_properties() if run is not None else ()
-        metafunc.parametrize("gemm_drawn", properties, ids=[p.name for p in properties])
+        _parametrize(metafunc, "gemm_drawn", properties, [p.name for p in properties])
     if "gemm_sanitized" in metafunc.fixturenames:
         chosen = []
         if run is not None and run.options.sanitize:
             chosen = [tuple(run.cases() if run.options.repro else few_cases(run.scope))]
-        metafunc.parametrize("gemm_sanitized", chosen, ids=["sanitizer" for _ in chosen])
+        _parametrize(metafunc, "gemm_sanitized", chosen, ["sanitizer" for _ in chosen])
     if "gemm_sm" in metafunc.fixturenames:
         asked = options.sm if options is not None else ()
         marks = [pytest.mark.gpu] if metafunc.config.getoption("markexpr") == "gpu" else []
-        metafunc.parametrize("gemm_sm", [pytest.param(sm, id=f"sm{sm}", marks=marks) for sm in asked])
+        _parametrize(metafunc, "gemm_sm", [pytest.param(sm, marks=marks) for sm in asked], [f"sm{sm}" for sm in asked])
+
+
+def _parametrize(metafunc: pytest.Metafunc, name: str, values: Sequence[Any], ids: list[str]) -> None:
+    """Make a test for each value. An empty set of parameters may be an error in a project, so that no values give none."""
+    if values:
+        metafunc.parametrize(name, values, ids=ids)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -48,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         pytest.exit(MISSING_PLUGIN, returncode=2)
     if OPTIONS not in config.stash:
         pytest.exit(MISSING_GEMM, returncode=2)
-    # pytest makes one test without parameters from an empty list of parameters.
+    # pytest makes one test of a function without parameters.
     items[:] = [item for item in items if item.path.parent != FOLDER or _property_of(item) is not None]
     if config.stash[OPTIONS].sampled:  # cases in sample order, then drawn cases
         items.sort(key=lambda item: "gemm_case" not in _parameters(item))

@@ -36,6 +36,7 @@ class ConformanceSession:
         self._sanitized = 0
         self._complaints: list[str] = []
         self._interrupted = False
+        self._deselected = False
         self._done = self._total = 0
         self._started_s = time.monotonic()
 
@@ -71,6 +72,15 @@ class ConformanceSession:
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
         """Count the tests that a worker of pytest-xdist collected."""
         self._total = len(ids)
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        """Note that something selects a part of the suite: -k, --lf or another plugin."""
+        self._deselected |= any({"gemm_case", "gemm_drawn"} & set(getattr(item, "fixturenames", ())) for item in items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Learn the same from a worker of pytest-xdist that ends."""
+        self._deselected |= getattr(node, "workeroutput", {}).get("gemm_deselected", False)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self._workerinput is not None:
@@ -108,13 +118,15 @@ class ConformanceSession:
         if run is None:
             return
         run.close()
+        if self._workerinput is not None:
+            session.config.workeroutput["gemm_deselected"] = self._deselected  # type: ignore[attr-defined]
         if self._workerinput is not None or session.config.option.collectonly:
             return
         if not self._records and not any("gemmtune" in arg for arg in session.config.args):
             self._complaints.append("the suite was not collected: add --pyargs gemmtune.conformance to the arguments of pytest")
         # Summarise.
         option = session.config.option
-        narrowed = bool(option.keyword or option.markexpr or option.deselect or any("::" in arg for arg in session.config.args))
+        narrowed = self._deselected or bool(option.keyword or option.markexpr or any("::" in arg for arg in session.config.args))
         summary = summarise(
             run, self._records, narrowed=narrowed, seconds=time.monotonic() - self._started_s, complaints=self._complaints,
             notes=self._notes, sanitized=self._sanitized,
