@@ -70,7 +70,7 @@ The best choices of dense weights that were left out gain 0.06 octaves more than
 """
 SHIPPED = 3
 """Choices of each problem that are shipped, besides torch's."""
-LAUNCH = re.compile(r"_interleaved|_pdl\d*")
+LAUNCH = re.compile(f"{INTERLEAVED}|{OVERLAP.pattern}")
 EARLY = ("pdl", "prefetch_stages")
 """Entries of a choice's ``info`` that say how early its kernel begins."""
 LONG_US = 100.0

@@ -410,7 +410,7 @@ def gains() -> str:
         [f"{len(blocks)} block-sparse GEMMs", "H200", "torch, dense weight", mean(blocks)],
         [f"{len(cpu)} shapes in float32 and float16", "AMD EPYC, 2 cores", "torch", mean(cpu)],
         ["`generate()` of Qwen3-8B, bfloat16, without tuning", "H200", "transformers", mean(on_gpu.values())],
-        ["the same with int4 weights", "H200", "transformers", mean(x for each in int4 for x in each.values())],
+        ["the same with int4 weights", "H200", "transformers, bfloat16", mean(x for each in int4 for x in each.values())],
         ["`generate()` of Qwen2.5-0.5B, bfloat16, without tuning", "AMD EPYC, 2 cores", "transformers", mean(untuned.values())],
     ]
     return table(["workload", "device", "baseline", "speed-up"], rows)

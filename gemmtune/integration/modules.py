@@ -69,14 +69,15 @@ _given: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Layers that got our forward, even if they have torch's again."""
 
 
-def compile_again(model: nn.Module) -> None:
-    """Let graphs with optimized layers compile again at their next call, since they hold the picks of their compilation.
-
-    A model whose layers never had our forward has no such graph, so those of other models stay. Call this before ``optimized``.
-    """
+def compile_again() -> None:
+    """Let graphs with optimized layers compile again at their next call, since they hold the picks of their compilation."""
     global _tuned  # noqa: PLW0603 - torch.compile guards a global that the forwards read
-    if any(module in _given or is_optimized(module) for module in model.modules()):
-        _tuned = str(int(_tuned) + 1)
+    _tuned = str(int(_tuned) + 1)
+
+
+def may_be_in_graphs(model: nn.Module) -> bool:
+    """Return True if a layer of the model has or had our forward: graphs may hold its picks, which no other model's do."""
+    return any(module in _given or is_optimized(module) for module in model.modules())
 
 
 def _picks_of(module: nn.Module) -> Picks:

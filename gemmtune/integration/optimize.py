@@ -27,7 +27,7 @@ from .experts import has_matrices
 from .invariant import collecting, tune_layers
 from .invariant_joined import joined_problems
 from .measured import in_models, prepare_tuning, tune_products, tune_tables
-from .modules import check_model, compile_again, is_linear, is_optimized, optimized, restored
+from .modules import check_model, compile_again, is_linear, is_optimized, may_be_in_graphs, optimized, restored
 from .record import record
 from .sparsify import sparse_problems
 from .weights import classes_of, tables_and_singles
@@ -98,13 +98,14 @@ def _by_picks(model: M, tune: Any, rows: range | None, progress: bool, *, later:
                     tune_tables(dict.fromkeys(classes, ()), device, chosen, progress_for() if progress else Progress(), rows)
             verify_defaults(model, progress=progress)
         # Give each layer our forward, and torch.compile our pass.
-        if tune is not None or rows is not None or moved:
-            compile_again(model)
+        again = may_be_in_graphs(model) and (tune is not None or rows is not None or moved)
         optimized(model)
         try:
             compile_pass.install(tune=example is not None, predict=True)
         except FileNotFoundError as error:  # Inductor needs a temporary folder to be imported, and layers do not need Inductor
             warn(f"optimize: {error}; torch.compile needs one, so graphs run torch's GEMMs: free space there, or set TMPDIR")
+        if again:
+            compile_again()
     _models.add(model)
     if later and not settings.current().disable:
         device = detect(classes[0].problem.device_type)
@@ -123,8 +124,7 @@ def _invariant(model: M, example: Any, rows: range | None, progress: bool) -> M:
         )
     classes = _classes(model) if rows is not None and example is None else []
     with _all_or_none(model):
-        if example is not None or rows is not None:
-            compile_again(model)
+        again = may_be_in_graphs(model) and (example is not None or rows is not None)
         optimized(model, batch_invariant=True)
         if example is not None:
             with torch.no_grad(), _state_kept(model), same_inputs(model) as groups, collecting() as problems:
@@ -133,6 +133,8 @@ def _invariant(model: M, example: Any, rows: range | None, progress: bool) -> M:
             tune_layers(problems, rows, progress=progress, joined=joined_problems(groups))
         elif rows is not None:
             tune_layers([(rows_class.problem, 1) for rows_class in classes], rows, progress=progress)
+        if again:
+            compile_again()
         compile_pass.install_joins()
     _models.add(model)
     if others := [name or "the model" for name, x in model.named_modules() if not is_optimized(x) and _has_matrix(x)]:
