@@ -92,6 +92,7 @@ def asked(choice: Choice, *, between: bool) -> Asked:
 SM90 = preset("sm90")
 LEGAL_BETWEEN = {
     "triton mm": ("triton", Problem.mm(300, 520, 256, dtype=torch.bfloat16), SM90),
+    "triton mm of large tiles": ("triton", Problem.mm(2048, 3072, 512, dtype=torch.bfloat16), SM90),
     "triton mm by columns": ("triton", Problem.mm(304, 520, 256, dtype=torch.bfloat16, layout="tn"), SM90),
     "cuda mm": ("cuda", Problem.mm(136, 208, 8192, dtype=torch.bfloat16), SM90),
     "cuda mixed_mm": ("cuda", Problem.mixed_mm(48, 512, 1024, dtype=torch.bfloat16, layout="nt"), SM90),
@@ -112,7 +113,8 @@ def test_legal_between_gives_the_runs_of_a_full_check(name: str) -> None:
     assert found, "of those that are offered, some say so"
     (rows_class,) = row_classes(problem)
     generator = random.Random(name)
-    for choice in generator.sample(found, min(4, len(found))):
+    templates = {choice.name.partition("_")[0]: choice for choice in generator.sample(found, len(found))}
+    for choice in (*templates.values(), *generator.sample(found, min(4, len(found)))):
         low = generator.choice((1, 2, 15, 60))
         rows = range(low, low + generator.choice((1, 7, 40, 110)))
         fast, slow = (

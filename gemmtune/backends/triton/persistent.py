@@ -77,6 +77,11 @@ class PersistentChoice(KernelChoice):
     def why_not(cls, problem: Problem, device: DeviceInfo, config: Config) -> str | None:
         return why_not_persistent(problem, device) or why_not_config(problem, device, config)
 
+    @property
+    def legal_between(self) -> bool:
+        """True, because M may have too few or too many tiles."""
+        return True
+
     def with_parts(self, count: int, device: DeviceInfo) -> Sequence[Choice]:
         config = RunsConfig.of(self.config, count)
         legal = PersistentRunsChoice.why_not(self.problem, device, config) is None
