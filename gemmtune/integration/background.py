@@ -7,20 +7,24 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from ..device import DeviceInfo
 from ..dispatch.host import host_us
-from ..errors import NoValidChoicesError, UnavailableError
+from ..errors import InvalidProblemError, NoValidChoicesError, UnavailableError
 from ..problem.rows import RowClass
 from ..selector.progress import Progress
 from ..selector.ranges import tune_rows
 from ..selector.siblings import Siblings
 from ..selector.stored_tables import stored_table
-from ..settings import Settings, use
+from ..settings import Settings, current, use
 from ..store.key import fingerprint_text
 from ..store.store import open_store
 from ..workers.worker import NoWorkerError, Worker, WorkerCrashed, WorkerTimedOut
@@ -73,13 +77,15 @@ class BackgroundTuning:
         self._jobs: deque[Job] = deque()
         self._worker: Worker | None = None
         self._thread: threading.Thread | None = None
-        self._made = self._dropped = 0
+        self._models: weakref.WeakKeyDictionary[nn.Module, set[Job]] = weakref.WeakKeyDictionary()  # and what each asked for
+        self._made = self._failed = self._dropped = 0
         self._stopped = ""
 
     def __str__(self) -> str:
         with self._changed:
             left = len(self._jobs)
             why = f" ({self._stopped})" if self._stopped else ""
+            why = f", {self._failed} failed{why}" if self._failed else why
         return f"background tuning: {self._made} tables made, {left or self._dropped} left{why}"
 
     @property
@@ -97,6 +103,7 @@ class BackgroundTuning:
     def stop(self) -> None:
         """End the tuning process. Finished tables and the measurements so far stay in the store."""
         with self._changed:
+            self._dropped = len(self._jobs) or self._dropped
             self._jobs.clear()
             self._stopped = "stopped"
             worker, thread = self._worker, self._thread
@@ -109,10 +116,25 @@ class BackgroundTuning:
                 worker.abort()
                 thread.join(ENDING_S)
 
-    def add(self, jobs: Iterable[Job]) -> None:
-        """Make these tables after the earlier ones, except those that the store has."""
+    def leave(self, models: Iterable[nn.Module]) -> None:
+        """Make no table any more that only these models asked for. One that is being made ends early if no other is left."""
+        with self._changed:
+            mine = set[Job]().union(*(self._models.pop(model, ()) for model in models))
+            mine.difference_update(*self._models.values())
+            if not mine.intersection(self._jobs):
+                return
+            others = [job for job in self._jobs if job not in mine]
+            if others:
+                self._jobs = deque([*self._jobs][:1] + others if self._jobs[0] in mine else others)
+        if not others:
+            self.stop()
+
+    def add(self, jobs: Iterable[Job], model: nn.Module | None = None) -> None:
+        """Make these tables, which ``model`` wants, after the earlier ones, except those that the store has."""
         wanted = [job for job in jobs if not job.made]
         with self._changed:
+            if model is not None:
+                self._models.setdefault(model, set()).update(wanted)
             self._stopped, self._dropped = "", 0
             self._jobs += [job for job in dict.fromkeys(wanted) if job not in self._jobs]
             if self._jobs and self._thread is None:
@@ -143,12 +165,15 @@ class BackgroundTuning:
 
     def _make(self, job: Job) -> None:
         with self._changed:
+            if job not in self._jobs:  # stopped in between
+                return
             if self._worker is None:
                 self._worker = Worker(modules=(__name__,))
             worker = self._worker
-        begun = time.monotonic()
+        begun, made = time.monotonic(), False
         try:
             worker.call(make_table, job, timeout_s=TABLE_S)
+            made = True
             log.info("background tuning: %s in %.0f s", job.rows_class, time.monotonic() - begun)
             swaps.add((job.rows_class, job.device, job.settings))
         except NoValidChoicesError as error:
@@ -158,14 +183,15 @@ class BackgroundTuning:
         except Exception as error:  # noqa: BLE001 - whatever the tuning of one weight raises must not stop the others
             log.warning("background tuning: no table of %s: %s: %s", job.rows_class, type(error).__name__, error)
         with self._changed:
-            self._made += 1
+            self._made, self._failed = self._made + made, self._failed + (not made)
             if job in self._jobs:
                 self._jobs.remove(job)
 
     def _give_up(self, error: UnavailableError | WorkerCrashed | WorkerTimedOut) -> None:
         """Drop all jobs after the end of the tuning process. Say so once, unless it was stopped."""
         with self._changed:
-            left = self._dropped = len(self._jobs)
+            left = len(self._jobs)
+            self._dropped = left or self._dropped
             self._jobs.clear()
             stopped, self._stopped = self._stopped, self._stopped or str(error).splitlines()[0]
         if not stopped:
@@ -198,6 +224,20 @@ def tuning_in_background() -> BackgroundTuning:
     gemmtune.tuning_in_background().wait()  # or .stop(), or .done
     """
     return _tuning
+
+
+def in_background(tune: Any, *, batch_invariant: bool) -> bool:
+    """Return True for ``tune="background"``. Raise InvalidProblemError for another text, or if the settings forbid it."""
+    if not isinstance(tune, str):
+        return False
+    if tune != "background":
+        raise InvalidProblemError(f"optimize: tune: got {tune!r}, expected example inputs or 'background'")
+    chosen = current()
+    if batch_invariant or chosen.rows != "shared":
+        got = "batch_invariant=True" if batch_invariant else f"the setting rows={chosen.rows!r}"
+        why = "a table that comes later changes bits" if batch_invariant else "no table is used"
+        raise InvalidProblemError(f"optimize: tune: got 'background' with {got}, with which {why}; tune before, by tune=inputs")
+    return True
 
 
 # The tuning process's side.

@@ -30,6 +30,7 @@ from ..quantized.weight import QuantizedWeight
 from ..toolchain.driver import find_driver
 from .eager import Bound, bound_for, plain_here, scalars_of
 from .experts import has_matrices, invariant_experts, invariant_router, routers_of
+from .forwards import give, is_its_class, own_forward, put_back
 from .invariant import invariant_conv1d, invariant_linear
 from .picks import table_for
 from .sparsify import is_sparse, sparse_linear
@@ -243,11 +244,11 @@ def optimized(model: nn.Module, *, sparse_only: bool = False, batch_invariant: b
         forward: Any = (
             sparse_linear if is_sparse(module) else linear if is_linear(module) else conv1d if is_conv1d(module) else None
         )
-        free = "forward" not in module.__dict__ or _is_ours(module) or _is_its_class(module)
+        free = own_forward(module) is None or _is_ours(module) or is_its_class(module)
         if batch_invariant and free and (invariant := _invariant_of(module, forward, routers)) is not None:
-            module.__dict__["forward"] = MethodType(invariant, module)
+            give(module, invariant)
         elif forward is not None and free and not is_optimized(module) and (forward is sparse_linear or not sparse_only):
-            module.__dict__["forward"] = MethodType(forward, module)
+            give(module, forward)
         if is_optimized(module):
             _given.add(module)
             count += 1
@@ -265,24 +266,18 @@ def restored(model: nn.Module) -> None:
     """Remove our forwards."""
     for module in model.modules():
         if _is_ours(module):
-            del module.__dict__["forward"]
+            put_back(module, None)
             _picks.pop(module, None)
 
 
 def is_optimized(module: nn.Module) -> bool:
     """Return True if the forward of this module is ours. False for a shallow copy of such a module."""
-    return _is_ours(module) and module.__dict__["forward"].__self__ is module
+    return _is_ours(module) and own_forward(module).__self__ is module
 
 
 def _is_ours(module: nn.Module) -> bool:
-    forward = module.__dict__.get("forward")
+    forward = own_forward(module)
     return isinstance(forward, MethodType) and forward.__func__ in FORWARDS
-
-
-def _is_its_class(module: nn.Module) -> bool:
-    """Return True if the object has the forward of its class, as a pickle of an optimized layer has when it is read."""
-    forward = module.__dict__.get("forward")
-    return isinstance(forward, MethodType) and forward.__func__ is getattr(type(module), "forward", None)
 
 
 def is_linear(module: nn.Module) -> bool:

@@ -21,9 +21,10 @@ from ..tuning.tune import tune as run_tuning
 from ..warning import warn
 from . import compile as compile_pass
 from .adjacent import lay_out, same_inputs
-from .background import ROWS, Job, tuning_in_background
+from .background import ROWS, Job, in_background, tuning_in_background
 from .defaults import joinable, verify_defaults
 from .experts import has_matrices
+from .forwards import own_forward, put_back
 from .invariant import collecting, tune_layers
 from .invariant_joined import joined_problems
 from .measured import in_models, prepare_tuning, tune_products, tune_tables
@@ -75,7 +76,7 @@ def optimize(
     check_model("optimize", model, "; for functions there is gemmtune.use()")
     current = settings.current()
     invariant = (batch_invariant or current.batch_invariant) and not current.disable
-    rows, later = None if m is None else _rows(m), _in_background(tune, batch_invariant=invariant)
+    rows, later = None if m is None else _rows(m), in_background(tune, batch_invariant=invariant)
     if invariant:
         return _invariant(model, tune, rows, progress)
     return _by_picks(model, tune, rows, progress, later=later)
@@ -110,7 +111,8 @@ def _by_picks(model: M, tune: Any, rows: range | None, progress: bool, *, later:
     if later and not settings.current().disable:
         device = detect(classes[0].problem.device_type)
         chosen, asked = in_models(settings.current(), device), rows or ROWS[device.type]
-        tuning_in_background().add(Job(rows_class=x, rows=asked, device=device, settings=chosen) for x in classes)
+        jobs = [Job(rows_class=x, rows=asked, device=device, settings=chosen) for x in classes]
+        tuning_in_background().add(jobs, model)
     return model
 
 
@@ -176,25 +178,28 @@ def _has_matrix(module: nn.Module) -> bool:
 
 @contextmanager
 def _all_or_none(model: nn.Module) -> Iterator[None]:
-    """Remove the forwards that the block gives to layers if it fails."""
-    before = {module for module in model.modules() if is_optimized(module)}
+    """Give each layer the forward that it had before the block if that fails."""
+    before = {module: own_forward(module) for module in model.modules()}
     try:
         yield
     except BaseException:
         for module in model.modules():
-            if is_optimized(module) and module not in before:
-                del module.__dict__["forward"]
+            if is_optimized(module) and own_forward(module) is not (forward := before.get(module)):
+                put_back(module, forward)
         raise
 
 
 def restore(model: M) -> M:
     """Undo ``optimize``: give every layer torch's forward, and remove the pass with the last model. Return the model.
 
-    Weights keep their places in memory, each with a separate storage.
+    Weights keep their places in memory, each with a separate storage. Tables that only this model wants are not made any more in
+    the background.
     """
     check_model("restore", model)
     restored(model)
-    _models.discard(model)
+    tuning_in_background().leave(model.modules())
+    for module in model.modules():  # the model may be in another one since, such as that of torch.compile or of peft
+        _models.discard(module)
     if not _models:
         compile_pass.uninstall()
     return model
@@ -214,27 +219,13 @@ def _rows(m: object) -> range:
     return rows
 
 
-def _in_background(tune: Any, *, batch_invariant: bool) -> bool:
-    """Return True for ``tune="background"``. Raise InvalidProblemError for another text, or if the settings forbid it."""
-    if not isinstance(tune, str):
-        return False
-    if tune != "background":
-        raise InvalidProblemError(f"optimize: tune: got {tune!r}, expected example inputs or 'background'")
-    chosen = settings.current()
-    if batch_invariant or chosen.rows != "shared":
-        got = "batch_invariant=True" if batch_invariant else f"the setting rows={chosen.rows!r}"
-        why = "a table that comes later changes bits" if batch_invariant else "no table is used"
-        raise InvalidProblemError(f"optimize: tune: got 'background' with {got}, with which {why}; tune before, by tune=inputs")
-    return True
-
-
 def _classes(model: nn.Module) -> list[RowClass]:
     """Return the classes of all linear layers. Raise InvalidProblemError if there are none."""
     classes = classes_of(model)
     if not classes:
         raise InvalidProblemError(
             f"optimize: got a {type(model).__name__} without a layer that has a table, expected an nn.Linear or HF's Conv1D with a "
-            "dense or quantized weight in memory: call optimize before fully_shard; tune other products with tune=inputs"
+            "dense or quantized weight in memory: call optimize before fully_shard or an offload; tune others with tune=inputs"
         )
     return classes
 

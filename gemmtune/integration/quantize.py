@@ -4,7 +4,7 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,14 @@ from ..problem.dtypes import dtype_name
 from ..quantized.rounding import check_plain
 from ..quantized.weight import QuantizedWeight
 from ..warning import warn
+from .dequantize import dequantize_
 from .experts import is_experts
 from .flat_state import flatten_state_dict, unflatten_state_dict
+from .forwards import is_offloaded
 from .modules import check_model, is_conv1d, is_linear
 from .replaced import replacing
 
-__all__ = ["flatten_state_dict", "quantize_", "unflatten_state_dict"]
+__all__ = ["dequantize_", "flatten_state_dict", "quantize_", "unflatten_state_dict"]
 
 log = logging.getLogger("gemmtune")
 Bits = Literal["int4", "int8", "float8"]
@@ -138,6 +140,8 @@ def _unfit(chosen: Weights, kind: Bits) -> dict[str, list[str]]:
         weight = getattr(module, name)
         if isinstance(weight, nn.UninitializedParameter):
             unfit["got a weight of a lazy layer, whose size the first call sets; call the model before"].append(whole)
+        elif is_offloaded(module, weight):
+            unfit["got a weight that accelerate has offloaded, expected one in memory; quantize the model before"].append(whole)
         elif weight.layout is not torch.strided:
             unfit[f"got a weight of {weight.layout}, expected a dense one"].append(whole)
         elif not weight.numel():
@@ -181,22 +185,6 @@ def _replaced(todo: Weights, kind: Bits, group: int, all_or_none: bool) -> str:
     experts = [len(weight) for weight in made.values() if weight.dim() == 3]
     what = f"{len(made) - len(experts)} layers and {sum(experts)} experts are {kind} now"
     return f"{what}: {after_bytes / 1e6:.1f} MB instead of {before_bytes / 1e6:.1f}"
-
-
-def dequantize_(model: M) -> M:
-    """Give each quantized weight of a model its dequantized values as a Parameter without a gradient, in place. Return the model.
-
-    Libraries that change weights, such as peft where it merges adapters, can change these. Shared Parameters stay shared.
-    """
-    check_model("dequantize_", model)
-    made = dict[Tensor, nn.Parameter]()
-    for module in model.modules():
-        weights: dict[str, Any] = {name: x for name, x in module._parameters.items() if isinstance(x, QuantizedWeight)}
-        for name, x in weights.items():
-            if x not in made:
-                made[x] = nn.Parameter(x.dequantize().contiguous(), requires_grad=False)
-            module._parameters[name] = made[x]
-    return model
 
 
 def check_kind(kind: str, group: int) -> None:

@@ -101,7 +101,11 @@ class GatheredByFsdp(HasNoMemory):
     ) -> tuple[QuantizedWeight, tuple[Tensor, ...]] | None:
         """Return the whole weight, made of gathered tensors, and its parts with memory of their own. ``out`` gets such parts."""
         w: QuantizedWeight = self
-        outputs, own = iter(gathered), list[Tensor]()
+        rest: list[Tensor] = []
+        if len(gathered) < sum(not _is_shared(w, part) for part in w.parts):  # in a group of one process torch gathers one tensor
+            shard, _ = self.fsdp_pre_all_gather(None, None, None, None, None)
+            rest += [x.to(gathered[0].device) for x in shard[len(gathered) :]]
+        outputs, own = iter((*gathered, *rest)), list[Tensor]()
 
         def whole(part: Tensor) -> Tensor:
             if _is_shared(w, part):

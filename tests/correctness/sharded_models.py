@@ -312,18 +312,48 @@ def checks() -> list[str]:
 
 
 def run(rank: int, folder: str, name: str, device_type: str) -> str:
-    """Do a check as one rank, and return its traceback if it fails."""
+    """Do a check as one rank of two, and return its traceback if it fails."""
     backend = "gloo"
     torch.set_default_device(device_type)
     if device_type == "cuda":
         torch.cuda.set_device(rank)
         torch.set_default_device(f"cuda:{rank}")
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, init_method=f"file://{folder}/ranks", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    return _in_group(backend, folder, rank, 2, lambda: getattr(Rank(rank, Path(folder)), name)())
+
+
+def run_alone(folder: str) -> str:
+    """Shard models in a group of one process, and return the traceback if that fails."""
+    return _in_group("gloo", folder, 0, 1, _alone)
+
+
+def _in_group(backend: str, folder: str, rank: int, size: int, check: Callable[[], None]) -> str:
+    where = f"file://{folder}/ranks"
+    dist.init_process_group(backend, init_method=where, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     try:
-        getattr(Rank(rank, Path(folder)), name)()
+        check()
     except Exception:  # noqa: BLE001 - the test shows it
         return traceback.format_exc()
     finally:
         dist.destroy_process_group()
     return ""
+
+
+def _alone() -> None:
+    mesh, bf16 = init_device_mesh("cpu", (1,)), MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for kind in KINDS:
+        for options in ({}, {"mp_policy": bf16}, {"reshard_after_forward": False}, {"offload_policy": CPUOffloadPolicy(False)}):
+            plain, model = mlp(kind), fully_shard(mlp(kind), mesh=mesh, **options)
+            if "mp_policy" in options:
+                plain = plain.to(torch.bfloat16)
+            for seed in (0, 3):
+                if seed:
+                    other = mlp(kind, seed)
+                    plain.load_state_dict(other.state_dict())
+                    set_model_state_dict(model, other.state_dict(), options=StateDictOptions(full_state_dict=True))
+                x, y = batch().requires_grad_(), batch().to(plain[0].bias.dtype).requires_grad_()
+                found, expected = model(x), plain(y)
+                assert torch.equal(found, expected), (kind, options, seed)
+                found.sum().backward()
+                expected.sum().backward()
+                assert torch.equal(x.grad, y.grad.float()), (kind, options, seed)

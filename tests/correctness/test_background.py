@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -139,7 +140,70 @@ def test_a_weight_that_cannot_be_tuned_does_not_stop_the_others(backend: RowedBa
     gemmtune.optimize(nn.Sequential(layer(8), layer()), tune="background", m=(1, 64))
     ended()
     assert sum("no table of mm Mx8x16" in line and "RuntimeError: out of memory" in line for line in caplog.messages) == 1
+    assert str(tuning_in_background()) == "background tuning: 1 tables made, 0 left, 1 failed"
     assert "table of its range" in gemmtune.explain("mm", torch.randn(5, W.shape[0]), W).origin
+
+
+class Waiting(Here):
+    """A worker whose job waits until the test lets it go on, or until it is aborted."""
+
+    begun, go, aborted = threading.Event(), threading.Event(), threading.Event()
+
+    def call(self, function: Callable[[Any], None], job: Any, *, timeout_s: float) -> None:
+        self.begun.set()
+        assert self.go.wait(60)
+        if self.aborted.is_set():
+            raise WorkerCrashed("worker process died by SIGKILL")
+        super().call(function, job, timeout_s=timeout_s)
+
+    def abort(self) -> None:
+        self.aborted.set()
+        self.go.set()
+
+
+@pytest.fixture
+def waiting(here: type[Here], monkeypatch: pytest.MonkeyPatch) -> type[Waiting]:
+    """Let the first table wait for ``go``, and ``stop`` wait for it only shortly."""
+    monkeypatch.setattr(background, "Worker", Waiting)
+    monkeypatch.setattr(background, "ENDING_S", 0.01)
+    for event in (Waiting.begun, Waiting.go, Waiting.aborted):
+        event.clear()
+    return Waiting
+
+
+def test_restore_drops_the_tables_that_no_other_model_waits_for(backend: RowedBackend, waiting: type[Waiting]):
+    tuning = tuning_in_background()
+    first = gemmtune.optimize(nn.Sequential(layer(), layer(4), layer(16)), tune="background", m=(1, 64))
+    second = gemmtune.optimize(layer(16), tune="background", m=(1, 64))
+    assert waiting.begun.wait(60)
+    gemmtune.restore(nn.ReLU())
+    assert str(tuning) == "background tuning: 0 tables made, 3 left"
+    gemmtune.restore(torch.nn.Sequential(first))  # in another module since
+    assert str(tuning) == "background tuning: 0 tables made, 2 left"  # the one that is being made, and that of ``second``
+    waiting.go.set()
+    assert tuning.wait(60)
+    assert str(tuning) == "background tuning: 2 tables made, 0 left"
+    gemmtune.restore(second)
+    assert str(tuning) == "background tuning: 2 tables made, 0 left"
+
+
+def test_restore_of_the_only_model_stops_the_tuning(backend: RowedBackend, waiting: type[Waiting], caplog):
+    tuning = tuning_in_background()
+    model = gemmtune.optimize(nn.Sequential(layer(), layer(4)), tune="background", m=(1, 64))
+    assert waiting.begun.wait(60)
+    gemmtune.restore(model)
+    assert tuning.wait(60)
+    assert (waiting.made, waiting.aborted.is_set()) == (1, True)
+    assert str(tuning) == "background tuning: 0 tables made, 2 left (stopped)"
+    assert not [line for line in caplog.messages if "background tuning ended" in line], "nobody asks why"
+
+
+def test_a_tuning_that_is_stopped_before_its_process_starts_makes_nothing(backend: RowedBackend, here: type[Here], monkeypatch):
+    jobs: list[background.Job] = []
+    monkeypatch.setattr(background.BackgroundTuning, "add", lambda self, found, model: jobs.extend(found))
+    gemmtune.optimize(layer(), tune="background", m=(1, 64))
+    tuning_in_background()._make(jobs[0])  # as the thread does that took the job before ``stop`` cleared the list
+    assert (here.made, str(tuning_in_background())) == (0, "background tuning: 0 tables made, 0 left")
 
 
 @pytest.mark.parametrize(

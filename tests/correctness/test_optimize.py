@@ -299,6 +299,21 @@ def test_the_compile_pass_is_installed_while_a_model_is_optimized(monkeypatch: p
     assert installed()
     gemmtune.restore(second)
     assert not installed()
+    for around in (nn.Sequential, torch.compile):  # peft and Lightning wrap a model too
+        whole = around(gemmtune.optimize(made("mlp")[0]))
+        assert installed()
+        gemmtune.restore(whole)
+        assert not installed()
+
+
+def test_a_call_that_fails_leaves_the_forwards_of_before():
+    model, inputs = made("mlp")
+    gemmtune.optimize(model)
+    before = [layer.__dict__.get("forward") for layer in model]
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        gemmtune.optimize(model, tune=torch.zeros(2, 3), batch_invariant=True, progress=False)
+    assert [layer.__dict__.get("forward") for layer in model] == before
+    assert torch.isfinite(result(model, inputs)).all(), "batch-invariant layers without a table would raise"
 
 
 A, B, C = (torch.randn(size, generator=torch.Generator().manual_seed(1)) for size in ((6, 4, 32), (6, 32, 16), (16,)))

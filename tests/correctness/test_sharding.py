@@ -1,4 +1,4 @@
-"""Two processes: models sharded, replicated and saved by torch.distributed, quantized and optimized."""
+"""Two processes, or one alone: models sharded, replicated and saved by torch.distributed, quantized and optimized."""
 
 from __future__ import annotations
 
@@ -30,17 +30,34 @@ def check(rank: int, folder: str, name: str, device_type: str) -> str:
     return result
 
 
+def alone(folder: str) -> str:
+    """Shard models in a group of one process, and return the traceback if that fails."""
+    result: str = importlib.import_module("sharded_models").run_alone(folder)
+    return result
+
+
 @pytest.fixture(scope="module")
-def both():
+def pair():
+    """Yield two processes."""
+    with process() as one, process() as two:
+        yield one, two
+
+
+@pytest.fixture(scope="module")
+def both(pair):
     """Yield a function that does a check in two processes."""
-    with process() as one, process() as two, ThreadPoolExecutor() as threads:
-        yield lambda *args: list(threads.map(lambda job: job[0](check, job[1], *args), [(one, 0), (two, 1)]))
+    with ThreadPoolExecutor() as threads:
+        yield lambda *args: list(threads.map(lambda job: job[0](check, job[1], *args), zip(pair, (0, 1), strict=True)))
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_on_two_processes(name, both, tmp_path):
     for rank, failure in enumerate(both(str(tmp_path), name, "cpu")):
         assert not failure, f"rank {rank}: {failure}"
+
+
+def test_in_a_group_of_one_process(pair, tmp_path):
+    assert not pair[0](alone, str(tmp_path))
 
 
 @pytest.mark.gpu
