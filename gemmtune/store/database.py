@@ -14,7 +14,7 @@ from ..cache import make_private
 from ..cache.locking import has_locks
 from .key import may_be_unsettled, settled_key
 from .row import Limit, Ranged, Record, Row, checksum
-from .storefile import RANGED_SCHEMA, SCHEMA, check, code_of, connect, corrupt, create
+from .storefile import RANGED_SCHEMA, SCHEMA, check, code_of, connect, corrupt, create, is_full
 
 R = TypeVar("R", bound=Record)
 BUSY_TIMEOUT_S = 30.0
@@ -113,7 +113,14 @@ class Database:
             make_private(self.path.parent)
             if has_locks(self.path.parent):
                 create(self.path, self.busy_timeout_s)
-                return self._opened(self.path, "mode=rw")
+                try:
+                    return self._opened(self.path, "mode=rw")
+                except sqlite3.OperationalError as error:
+                    if code_of(error) not in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL) or not is_full(self.path.parent):
+                        raise
+                # A full disk has no room for the memory that users of a WAL file share. What the file has can still be read.
+                self.read_only = True
+                return self._opened(self.path, "immutable=1")
             # SQLite would wait for a lock until its time-out.
             if not self.path.exists():
                 raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
