@@ -218,7 +218,7 @@ def test_warning_points_to_the_opening_line(tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_a_folder(tmp_path: Path) -> None:
-    with one_warning(r"expected a store that can be read and written"):
+    with one_warning(r"a device, pipe or folder, expected a file"):
         store = open_store(settings_for(tmp_path))
     store.put([row()])
     assert hashes(store) == {"hash0"}
