@@ -202,7 +202,9 @@ def _on_network(folder: Path) -> bool:
 
 
 def is_full(folder: Path) -> bool:
-    """Return True if the file system of a folder has no room for another page of a store."""
+    """Return True if the file system of a folder has no room for another page of a store. A missing folder is not full."""
+    if not folder.is_dir():
+        return False
     room = os.statvfs(folder)
     return room.f_bavail * room.f_frsize < PAGE_BYTES
 
