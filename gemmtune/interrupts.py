@@ -48,6 +48,30 @@ def raising(error: Callable[[int], BaseException] = Terminated) -> Iterator[None
 
 
 @contextlib.contextmanager
+def not_lost() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end of a block in which Ctrl-C was pressed, whatever became of that within it.
+
+    C code that imports modules, as that of torch does numpy, clears an interruption or turns it into another error.
+    """
+    before, noted = signal.getsignal(signal.SIGINT), list[int]()
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, _: object) -> None:
+        noted.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if noted:
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
 def finishing() -> Iterator[None]:
     """Let the cleaning up within the block run before a signal of ENDING ends this process as it would have without the block."""
     try:

@@ -71,7 +71,8 @@ def _others(problem: Problem, machine: str, chosen: Settings) -> list[str]:
     """Return what the store has of the sizes of a problem, with another operation, dtype or layout."""
     batched = (problem.batch,) if problem.batched else ()
     wanted = Selection(shapes=((*batched, problem.m, problem.n, problem.k),))
-    return sorted(problem_text(key) for key in open_store(chosen).keys(machine) if wanted.has(key, machine))
+    keys = (key for key in open_store(chosen).keys(machine) if key != problem.key and wanted.has(key, machine))
+    return sorted(map(problem_text, keys))
 
 
 def _parts(heading: str, offers: Offers) -> Iterator[RenderableType]:

@@ -19,7 +19,7 @@ import click
 from ..conformance.option_table import as_typed
 from ..errors import GemmtuneError
 from ..foreign import visible
-from ..interrupts import Terminated
+from ..interrupts import Terminated, not_lost
 from ..replacing import write_text as write_whole
 from .files import STDOUT, OutputFile, refuse_overwriting
 from .sections import EVERY, SectionedCommand, SharedOption
@@ -246,7 +246,7 @@ def run(command: str, given: dict[str, Any], logs: bool = True) -> Any:
     """Run ``module.function`` of this folder, which imports torch as help does not. Without ``logs`` the command's program logs."""
     module, _, name = command.partition(".")
     refuse_overwriting(click.get_current_context())
-    with announced("loading torch"):
+    with announced("loading torch"), not_lost():
         function = getattr(importlib.import_module(f".{module}", __package__), name)
     to_stdout = STDOUT in (given.get("json_file"), given.get("json"))
     if logs:  # else standard output is the program's

@@ -25,28 +25,40 @@ def record(file: str, program: Sequence[str], json_file: str | None) -> int:
     if not module and not os.path.isfile(arguments[0]):
         raise click.UsageError(f"record: got {arguments[0]}, which is not a file, expected a Python script, or -m and a module")
     status, process = 0, os.getpid()
-    with recording(file) as found:
-        try:
-            with raising(_exit), _command_line(arguments, module):
-                if module:
-                    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
-                else:
-                    runpy.run_path(arguments[0], run_name="__main__")
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-            if end.code is not None and not isinstance(end.code, int):
-                note(str(end.code))
-        except BaseException as error:  # noqa: BLE001 - any exception of the program is reported as python reports it
-            status = _report(error)
+    unwritten: OSError | None = None
+    try:
+        with recording(file) as found:
+            status = _status_of(module, arguments)
+    except OSError as error:  # of the file: the program's own errors are in its status
+        unwritten = error
     if os.getpid() != process:  # a fork of the program that has reached its end
         return status
-    if json_file != STDOUT:
+    if unwritten is not None:
+        note(f"error: --output: cannot write {file}: {unwritten.strerror}")
+    elif json_file != STDOUT:
         calls = sum(found.counts.values())
         counts = f"{counted(len(found.counts), 'problem')} in {counted(calls, 'call')}"
         message = f"{counts} written to {file}; gemmtune tune --recorded {file} tunes them"
         note(message if calls else f"no GEMMs were recorded: {file} is not written")
     write_json(json_file, found.to_json())
-    return status
+    return status or int(unwritten is not None)
+
+
+def _status_of(module: bool, arguments: list[str]) -> int:
+    """Run the program and return its exit status. What it raises is printed as python prints it."""
+    try:
+        with raising(_exit), _command_line(arguments, module):
+            if module:
+                runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            note(str(end.code))
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except BaseException as error:  # noqa: BLE001 - any exception of the program is reported as python reports it
+        return _report(error)
+    return 0
 
 
 _RUNNERS = (__name__, "runpy", "importlib._bootstrap", "importlib._bootstrap_external")

@@ -14,7 +14,7 @@ from ..cache import make_private
 from ..cache.locking import has_locks
 from .key import may_be_unsettled, settled_key
 from .row import Limit, Ranged, Record, Row, checksum
-from .storefile import RANGED_SCHEMA, SCHEMA, check, code_of, connect, corrupt, create
+from .storefile import RANGED_SCHEMA, SCHEMA, check, code_of, connect, corrupt, create, is_full
 
 R = TypeVar("R", bound=Record)
 BUSY_TIMEOUT_S = 30.0
@@ -113,18 +113,20 @@ class Database:
             make_private(self.path.parent)
             if has_locks(self.path.parent):
                 create(self.path, self.busy_timeout_s)
-                return self._opened(self.path, "mode=rw")
-            # SQLite would wait for a lock until its time-out.
-            if not self.path.exists():
+            elif self.path.exists():  # otherwise SQLite would wait for a lock until its time-out
+                self.read_only = True
+                return self._opened(self.path, "immutable=1")
+            else:
                 raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-            self.read_only = True
-            return self._opened(self.path, "immutable=1")
         try:
-            return self._opened(self.path, "mode=ro")
+            return self._opened(self.path, "mode=ro" if self.read_only else "mode=rw")
         except sqlite3.OperationalError as error:
-            if code_of(error) not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) or not os.access(self.path, os.R_OK):
+            denied = self.read_only and code_of(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+            without_space = code_of(error) in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL) and is_full(self.path.parent)
+            if not (denied or without_space) or not os.access(self.path, os.R_OK):
                 raise
-            # Readers of a WAL file write to its shared memory. Where they cannot, the file can only be read as immutable.
+            # Users of a WAL file write to its shared memory. Where they cannot, the file can only be read as immutable.
+            self.read_only = True
             return self._opened(self.path, "immutable=1")
 
     def _opened(self, path: Path, mode: str) -> sqlite3.Connection:

@@ -13,6 +13,8 @@ APPLICATION_ID = 0x67656D74
 """``gemt``, which distinguishes our files from other SQLite databases."""
 HEAD = b"SQLite format 3\0"
 """First bytes of an SQLite file."""
+PAGE_BYTES = 4096
+"""Size of the shared memory that SQLite needs at the least to open a store."""
 VERSION = 1
 """Version of the schema. A store of a higher version is refused, because this code cannot know what its rows mean."""
 
@@ -129,12 +131,12 @@ def create(path: Path, busy_timeout_s: float) -> None:
 
     Raises OSError if folder or file cannot be made, sqlite3.Error if SQLite cannot write it, as without free space.
     """
-    if _has_content(path):
-        return
     if path.exists() and not path.is_file():
         raise StoreError(
             f"store: got {path}, a device, pipe or folder, expected a file. Set store_path (GEMMTUNE_STORE_PATH) to another file."
         )
+    if _has_content(path):
+        return
     with file_lock(Path(f"{path}.lock"), busy_timeout_s):
         if _has_content(path):
             return
@@ -142,11 +144,12 @@ def create(path: Path, busy_timeout_s: float) -> None:
         new.unlink(missing_ok=True)
         connection = connect(new.as_uri(), busy_timeout_s)
         try:
+            # Before WAL: closing such a file says nothing if a full disk keeps tables in the journal.
+            connection.executescript(SCHEMA)
             # WAL: readers never wait, and a commit need not wait for the disk to survive a kill. It needs memory that all
             # users of the file share, which the hosts of a network file system do not have.
             if not _on_network(path.parent):
                 connection.execute("PRAGMA journal_mode = WAL")
-            connection.executescript(SCHEMA)
             connection.close()
             for leftover in _JOURNALS:
                 # The journal of a deleted file would be replayed into the new one.
@@ -198,6 +201,14 @@ def _on_network(folder: Path) -> bool:
     return kinds.get(best, "").startswith(_NETWORK_FILE_SYSTEMS)
 
 
+def is_full(folder: Path) -> bool:
+    """Return True if the file system of a folder has no room for another page of a store. A missing folder is not full."""
+    if not folder.is_dir():
+        return False
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize < PAGE_BYTES
+
+
 def explain(path: Path | None, error: Exception, elsewhere: str = ELSEWHERE) -> str:
     """Return a message that says what happened to the file, what was expected and what to do."""
     if isinstance(error, StoreError):
@@ -223,6 +234,8 @@ def read_only_message(path: Path | None) -> str:
     """Return a message for a store that cannot be written: what was got, what is expected, and a remedy."""
     if path is not None and not has_locks(path.parent):
         expected, remedy = "a file system with locks", "Use a local file system"
+    elif path is not None and is_full(path.parent):
+        expected, remedy = "free space there", "Free some space"
     else:
         expected, remedy = "a writable file in a writable folder", "Give this user permission for both"
     return f"store: got {path}, which can be read but not written, expected {expected}. {remedy}, {ELSEWHERE}."

@@ -251,6 +251,16 @@ def test_record_tune_export_import_and_use_in_separate_processes(own_store, tmp_
     assert lines[1].startswith("from the store cpp:"), said + told
 
 
+@pytest.mark.parametrize(("status", "expected"), [(0, 1), (3, 3)])
+def test_a_recording_that_cannot_be_written_is_an_error(tmp_path, monkeypatch, capsys, status, expected):
+    """The program has run to its end by then: its status counts, and its products still go to --json."""
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").write_text(f"import torch\ntorch.mm(torch.ones(4, 8), torch.ones(8, 4))\nraise SystemExit({status})\n")
+    assert run(["record", "-o", "/dev/full", "--json", "found.json", "--", "python", "program.py"]) == expected
+    assert capsys.readouterr().err == "error: --output: cannot write /dev/full: No space left on device\n"
+    assert len(json.loads(Path("found.json").read_text())["problems"]) == 1
+
+
 ENDED = """
 import os, signal, torch
 torch.mm(torch.ones(4, 8), torch.ones(8, 4))

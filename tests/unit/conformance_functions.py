@@ -34,6 +34,38 @@ def refuses(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     raise NotImplementedError("not today\n  but tomorrow")
 
 
+def returns_none(a: torch.Tensor, b: torch.Tensor) -> None:
+    a @ b
+
+
+async def returns_coroutine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ b
+
+
+def returns_list(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+    return [a @ b]
+
+
+def returns_numpy(a: torch.Tensor, b: torch.Tensor) -> object:
+    return (a @ b).numpy()
+
+
+def returns_sparse(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a @ b).to_sparse()
+
+
+def returns_device(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a @ b).to("meta")
+
+
+def returns_dtype(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a @ b).double()
+
+
+def returns_shape(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a @ b).flatten()
+
+
 def aborts(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if a.shape[0] == 17:
         os.abort()

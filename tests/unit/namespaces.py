@@ -1,4 +1,4 @@
-"""Processes with file systems of their own: a folder mounted read-only or noexec, for root and for users alike."""
+"""Processes with file systems of their own: a folder mounted read-only or noexec, or of few bytes, for root and users alike."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from store_cases import fork, status_of
@@ -16,14 +17,16 @@ NOT_ALLOWED = 77
 """Exit status of a process that may not mount."""
 
 
-def mounted(work: Callable[[], None], flags: Mapping[Path, int]) -> None:
+def mounted(work: Callable[[], None], flags: Mapping[Path, int], *, sizes: Mapping[Path, int] = MappingProxyType({})) -> None:
     """Run ``work`` in a forked process in which folders are mounted with these flags, and see that it succeeds.
+
+    ``sizes`` are the bytes of further folders, which are empty file systems.
 
     Skip the test where users may make no namespaces.
     """
 
     def inside() -> None:
-        if not _mount(flags):
+        if not _mount(flags, sizes):
             os._exit(NOT_ALLOWED)
         work()
 
@@ -33,7 +36,7 @@ def mounted(work: Callable[[], None], flags: Mapping[Path, int]) -> None:
     assert status == 0, "the child failed; its traceback is in the captured output"
 
 
-def _mount(flags: Mapping[Path, int]) -> bool:
+def _mount(flags: Mapping[Path, int], sizes: Mapping[Path, int]) -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.getuid(), os.getgid()
     if libc.unshare(CLONE_NEWNS | (CLONE_NEWUSER if user else 0)) != 0:
@@ -48,4 +51,6 @@ def _mount(flags: Mapping[Path, int]) -> bool:
         name = os.fsencode(folder)
         if libc.mount(name, name, None, MS_BIND, None) or libc.mount(None, name, None, MS_REMOUNT | MS_BIND | wanted, None):
             return False
-    return True
+    return all(
+        libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, f"size={size}".encode()) == 0 for folder, size in sizes.items()
+    )

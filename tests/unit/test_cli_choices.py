@@ -80,3 +80,6 @@ def test_explain_names_what_is_measured_of_a_shape_in_another_dtype(capsys, own_
     for shape, named in (("16x32x64", True), ("16x32x65", False)):
         assert cli.run(["explain", shape, "--device", "cpu", "--backends", "aten,cpp"]) == 0
         assert (f"   measured of this shape: {measured}\n" in capsys.readouterr().out) is named
+    denied = ["explain", "16x32x64", "--device", "cpu", "--backends", "aten", "--deny", "aten"]
+    assert cli.run([*denied, "--dtype", "float32"]) == 0
+    assert "measured of this shape" not in capsys.readouterr().out  # it is the problem itself, whose choices are denied

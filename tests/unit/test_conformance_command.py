@@ -52,6 +52,29 @@ def conformance(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch:
 
 
 class TestVerdicts:
+    @pytest.mark.parametrize(
+        ("kind", "expected"),
+        [
+            ("none", "result: returned NoneType, expected a tensor"),
+            ("coroutine", "result: returned coroutine, expected a tensor"),
+            ("list", "result: returned list, expected a tensor"),
+            ("numpy", "result: returned ndarray, expected a tensor"),
+            ("sparse", "result: returned a tensor of the layout torch.sparse_coo, expected a dense tensor"),
+            ("device", "result: returned float32[17, 33] on meta, expected float32[17, 33] on cpu"),
+            ("dtype", "result: returned float64[17, 33] on cpu, expected float32[17, 33] on cpu"),
+            ("shape", "result: returned float32[561] on cpu, expected float32[17, 33] on cpu"),
+        ],
+    )
+    def test_what_cannot_be_compared_conforms_to_nothing(self, conformance: Command, kind: str, expected: str) -> None:
+        done = conformance(f"returns_{kind}", *WRONG, "--json", "report.json")
+        report = json.loads(Path("report.json").read_text(encoding="utf-8"))
+        assert done.status == 1, done.out + done.err
+        assert {p["name"] for p in report["properties"] if p["verdict"] == "CONFORMS"} == set()
+        [integers] = [p for p in report["properties"] if p["name"] == "integers"]
+        assert (integers["verdict"], integers["executed"], integers["cut_short"]) == ("NOT TESTED", 3, 3)
+        assert integers["reason"].startswith(f"every case that ran was cut short by a failure of {expected}")
+        assert {(found["property"], found["verdict"]) for found in report["failures"]} == {("result", "failed")}
+
     def test_a_right_gemm_conforms(self, conformance: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level("INFO", "gemmtune"):
             done = conformance("right", *F32, "-k", "identity or scaling")

@@ -80,6 +80,22 @@ class TestSummary:
         assert (by_name["bound"].standing, by_name["bound"].failed) == (Standing.CONFORMS, 0)
         assert (by_name["inputs-unchanged"].standing, by_name["inputs-unchanged"].failed) == (Standing.FAILS, 1)
 
+    def test_a_property_of_which_nothing_was_compared_does_not_conform(self) -> None:
+        """A case that another violation ended shows nothing about its own property, listed as known or not."""
+        ended = record("bound", CaseStatus.FAILED, failure("", "result"))
+        assert ended.outcome is not None
+        ended = dataclasses.replace(ended, outcome=dataclasses.replace(ended.outcome, complete=False))
+        summary = summary_of([ended])
+        [bound] = [p for p in summary.properties if p.name == "bound"]
+        assert (bound.standing, bound.executed, bound.cut_short, summary.exit_status) == (Standing.NOT_TESTED, 1, 1, 1)
+        assert bound.reason.startswith("every case that ran was cut short by a failure of result: out[33, 65] = 1")
+        some = summary_of([ended, record("bound")])
+        assert standings(some)["bound"] is Standing.CONFORMS
+        assert re.search(r"executed +failed +refused +cut short", plain_text(renderables(some)))
+        known = summary_of([dataclasses.replace(ended, known="issue 12")])
+        assert known.exit_status == 2
+        assert "NOT TESTED: every case that ran was cut short by a failure of result" in plain_text(renderables(known))
+
     def test_a_violated_property_outside_the_table_has_a_row(self) -> None:
         assert standings(summary_of([record("bound", CaseStatus.FAILED, failure("", "memcheck"))]))["memcheck"] is Standing.FAILS
 

@@ -14,7 +14,7 @@ import torch
 from gemmtune import cli, settings
 from gemmtune.device import detect
 from gemmtune.dispatch.host import host_us
-from gemmtune.interrupts import ENDING, Terminated, finishing, raising
+from gemmtune.interrupts import ENDING, Terminated, finishing, not_lost, raising
 from gemmtune.problem import Problem
 from gemmtune.selector import select as selecting
 from gemmtune.selector.candidates import Candidates, candidates_for
@@ -83,6 +83,33 @@ def ended(work: Callable[[], None]) -> int:
         finally:
             os._exit(7)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def importing(error: type[Exception] | None) -> None:
+    """Import as C code does that clears an interruption, or turns it into an error of its own."""
+    with not_lost():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            if error is not None:
+                raise error("half imported") from None
+
+
+def test_an_interruption_of_an_import_is_not_lost() -> None:
+    for error in (None, RuntimeError):
+        with pytest.raises(KeyboardInterrupt):
+            importing(error)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with not_lost():
+        pass
+    ended: list[bool] = []
+    mine = signal.signal(signal.SIGINT, lambda *_: ended.append(False))
+    try:
+        with not_lost():
+            signal.raise_signal(signal.SIGINT)
+            assert ended == [False]  # a program's own handler stays
+    finally:
+        signal.signal(signal.SIGINT, mine)
 
 
 def test_the_process_ends_by_the_signal_after_cleaning_up(tmp_path: Path):

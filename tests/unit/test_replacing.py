@@ -76,6 +76,12 @@ def test_a_store_never_takes_the_place_of_a_pipe(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [pipe.name]
 
 
+def test_a_folder_is_no_store(tmp_path: Path) -> None:
+    with settings.patch(store_path=str(tmp_path)), pytest.warns(RuntimeWarning, match="a device, pipe or folder, expected a file"):
+        assert open_store(settings.current()).every_row() == []
+    assert os.listdir(tmp_path) == []
+
+
 def test_no_function_writes_over_a_store(own_store: Path) -> None:
     store = open_store(settings.current())
     store.put_limits("here", {"bandwidth_gbps": 1.0})

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import sqlite3
 import warnings
 from pathlib import Path
 
 import pytest
+from namespaces import mounted
 from store_cases import KEYS, MACHINES, NOBODY, in_child, journals, one_warning, row
 
 from gemmtune.errors import StoreError
@@ -211,13 +213,13 @@ def test_unwritable_folder_is_reported_at_once() -> None:
 
 
 def test_warning_points_to_the_opening_line(tmp_path: Path) -> None:
-    with pytest.warns(RuntimeWarning, match="expected a store that can be read and written") as caught:
+    with pytest.warns(RuntimeWarning, match="a device, pipe or folder, expected a file") as caught:
         open_store(settings_for(tmp_path))
     assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_a_path_that_is_a_folder(tmp_path: Path) -> None:
-    with one_warning(r"expected a store that can be read and written"):
+    with one_warning(r"a device, pipe or folder, expected a file"):
         store = open_store(settings_for(tmp_path))
     store.put([row()])
     assert hashes(store) == {"hash0"}
@@ -308,6 +310,45 @@ def test_a_store_that_a_full_disk_ends_leaves_no_file(path: Path) -> None:
 
     in_child(work)
     assert [x.name for x in path.parent.iterdir() if x.name.startswith(path.name)] == [f"{path.name}.lock"]
+
+
+def fill(folder: Path) -> Path:
+    """Write a file that takes all of the space that is left."""
+    room = os.statvfs(folder)
+    file = folder / "fill"
+    file.write_bytes(bytes(room.f_bavail * room.f_frsize))
+    return file
+
+
+@pytest.mark.parametrize("pages", [2, 4, 8, 12, 16])
+def test_a_store_that_a_full_disk_ends_is_not_taken_for_a_corrupt_one(path: Path, pages: int) -> None:
+    def work() -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            open_store(settings_for(path)).put([row(0)])
+        [said] = [str(x.message) for x in caught]
+        assert re.search(r"Free some space|Check the disk and its free space", said), said
+        names = {x.name for x in path.parent.iterdir()}
+        assert names <= {path.name + end for end in ("", ".lock", "-wal", "-shm")}, names
+
+    mounted(work, {}, sizes={path.parent: pages * 4096})
+
+
+def test_a_store_on_a_full_disk_is_read(path: Path) -> None:
+    def work() -> None:
+        filled(path)
+        room = fill(path.parent)
+        store = open_store(settings_for(path))
+        assert hashes(store) == {"hash0", "hash1", "hash2"}
+        with one_warning(r"can be read but not written, expected free space there\. Free some space, or set store"):
+            store.put([row(7)])
+        with pytest.raises(StoreError, match="expected free space there"):
+            store.merge(path)
+        assert hashes(store) == {"hash0", "hash1", "hash2", "hash7"}
+        room.unlink()
+        assert hashes(Store.open(path)) == {"hash0", "hash1", "hash2"}
+
+    mounted(work, {}, sizes={path.parent: 200_000})
 
 
 def test_a_lock_that_is_held_too_long(path: Path) -> None:

@@ -148,7 +148,7 @@ class Bench:
         return self._payload
 
     def received(self, result: object, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the result as a tensor. Raises NoResult if it is no tensor or has the wrong shape, dtype or device."""
+        """Return the result as a tensor. Raises NoResult if it is no dense tensor or has the wrong shape, dtype or device."""
         layout = self.problem.out
         if out is not None:
             if isinstance(result, torch.Tensor) and result.data_ptr() != out.data_ptr():
@@ -158,6 +158,10 @@ class Bench:
         if not isinstance(result, torch.Tensor):
             message = f"returned {type(result).__name__}, expected a tensor"
             self.fail(message, property_name="result", diagnosis="a result that is no tensor")
+            raise NoResult
+        if result.layout != torch.strided:
+            message = f"returned a tensor of the layout {result.layout}, expected a dense tensor (torch.strided)"
+            self.fail(message, property_name="result", diagnosis="a result that is no dense tensor")
             raise NoResult
         got = f"{dtype_name(result.dtype)}{list(result.shape)} on {result.device.type}"
         expected = f"{dtype_name(layout.dtype)}{list(layout.size)} on {self.device.type}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -107,6 +108,8 @@ class Outcome:
     error_over_bound: float | None = None
     grade: float | None = None
     seconds: float = 0.0
+    complete: bool = True
+    """False if the check ended before it had compared everything: at a failure, or at a call that was refused."""
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values, with the id of the case."""
@@ -170,6 +173,20 @@ class Record:
         return self.bad and self.known is not None
 
     @property
+    def cut_short(self) -> bool:
+        """True if a violation of other properties alone ended the case, which then shows nothing about its own property."""
+        outcome = self.outcome
+        if outcome is None or outcome.complete or not self.executed:
+            return False
+        return all(failure.property_name != self.case.property_name for failure in outcome.failures)
+
+    @property
     def surprise(self) -> bool:
         """True if the case is listed as a known failure, but passed."""
         return self.known is not None and self.outcome is not None and self.outcome.status is CaseStatus.PASSED
+
+
+def cut_short_by(records: Iterable[Record]) -> str:
+    """Return what ended the first of the cases that were cut short, or "" if none was."""
+    first = next((record.outcome.failures[0] for record in records if record.cut_short and record.outcome), None)
+    return "" if first is None else f"every case that ran was cut short by a failure of {first.property_name}: {first.message}"

@@ -9,7 +9,8 @@
     sanitized     case runs under compute-sanitizer that computed something
     sample        null, or cases, of (all cases that there are), seed, not_run (of those cases)
     choices       name of a choice to its number of cases, if the GEMM reports what ran
-    properties    a list: name, meaning, verdict, reason, executed, failed, known, refused, skipped, error_over_bound
+    properties    a list: name, meaning, verdict, reason, executed, failed, known, refused, cut_short, skipped,
+                  error_over_bound
     failures      a list, one for each failed case and property that it violates: case (an id), property, verdict, diagnosis,
                   looks_like, message, choice, index, got, expected, tolerance, bad_elements, elements, tiles, heat, drawn, repeat
                   (a command)

@@ -12,7 +12,7 @@ from operator import attrgetter
 import torch
 
 from ...version import __version__
-from ..bench.outcome import CaseStatus, Failure, Record
+from ..bench.outcome import CaseStatus, Failure, Record, cut_short_by
 from ..cases.case import Case
 from ..diagnose import kind_of
 from ..properties.table import PROPERTIES
@@ -49,6 +49,8 @@ class PropertySummary:
     known: int = 0
     """Failures listed as known."""
     refused: int = 0
+    cut_short: int = 0
+    """Executed cases that a violation of another property ended, such as a result that cannot be compared."""
     skipped: int = 0
     """Cases that were not run: listed to be skipped, past the time limit, or after too many crashes."""
     error_over_bound: float | None = None
@@ -57,8 +59,8 @@ class PropertySummary:
 
 def shown_counts(properties: Iterable[PropertySummary]) -> dict[str, str]:
     """Return the counts to show, as field and title: those that any property has, and always three."""
-    counts = {"executed": "executed", "failed": "failed", "refused": "refused", "known": "known", "skipped": "not run"}
-    always, properties = list(counts)[:3], tuple(properties)
+    always, properties = ("executed", "failed", "refused"), tuple(properties)
+    counts = dict(zip(always, always, strict=True)) | {"known": "known", "cut_short": "cut short", "skipped": "not run"}
     return {name: title for name, title in counts.items() if name in always or any(getattr(p, name) for p in properties)}
 
 
@@ -139,8 +141,8 @@ class Summary:
 
     @property
     def standing(self) -> Standing:
-        """Standing of the run: NOT TESTED if nothing ran, or if the run was interrupted before any failure."""
-        if not (self.executed or self.sanitized) or (self.interrupted and not self.failed):
+        """Standing of the run: NOT TESTED if no property was tested, or if the run was interrupted before any failure."""
+        if not (len(self.untested) < len(self.properties) or self.sanitized) or (self.interrupted and not self.failed):
             return Standing.NOT_TESTED
         return Standing.FAILS if self.failed or self.complaints else Standing.CONFORMS
 
@@ -231,7 +233,8 @@ def _property_summaries(run: Run, records: Sequence[Record], *, narrowed: bool) 
         against = violated.get(name, [])
         executed, failed = sum(r.executed for r in own), sum(r.failed for r in against)
         errors = [r.outcome.error_over_bound for r in own if r.outcome and r.outcome.error_over_bound is not None]
-        standing = Standing.FAILS if failed else Standing.CONFORMS if executed else Standing.NOT_TESTED
+        cut_short = sum(r.cut_short for r in own)
+        standing = Standing.FAILS if failed else Standing.CONFORMS if executed > cut_short else Standing.NOT_TESTED
         yield PropertySummary(
             name=name,
             meaning=known.get(name, ""),
@@ -241,6 +244,7 @@ def _property_summaries(run: Run, records: Sequence[Record], *, narrowed: bool) 
             failed=failed,
             known=sum(r.known_failure for r in against),
             refused=sum(r.refused for r in own),
+            cut_short=cut_short,
             skipped=sum(r.outcome is None for r in own),
             error_over_bound=max(errors, default=None),
         )
@@ -248,10 +252,8 @@ def _property_summaries(run: Run, records: Sequence[Record], *, narrowed: bool) 
 
 def _why_not(run: Run, name: str, own: Sequence[Record], *, narrowed: bool) -> str:
     refusals = [record.outcome for record in own if record.refused and record.outcome]
-    if refusals:
-        return f"every case was refused: {refusals[0].reason}"
     if own:
-        return own[0].reason
+        return cut_short_by(own) or (f"every case was refused: {refusals[0].reason}" if refusals else own[0].reason)
     [wanted] = [p for p in PROPERTIES if p.name == name]
     if narrowed or run.options.repro or (run.options.properties and name not in run.options.properties):
         return NOT_ASKED

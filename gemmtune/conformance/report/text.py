@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...declaration.traits import Traits
 from ...selector.text_table import TextTable, counted
+from ..bench.outcome import cut_short_by
 from ..options import RunOptions
 from ..runs.files import command, pytest_command
 from ..runs.isolation import Ground
@@ -155,6 +156,8 @@ def _why_untested(summary: Summary) -> str:
     refusals = [r.outcome.reason for r in summary.records if r.refused and r.outcome]
     if refusals:
         return f"every case was refused, {counted(len(refusals), 'case')}, the first with {_short(refusals[0])}"
+    if ended := cut_short_by(summary.records):
+        return ended
     if summary.records:
         return f"none of {counted(len(summary.records), 'case')} ran: {summary.records[0].reason}"
     return "no case matches both the declarations and the options"

@@ -250,10 +250,11 @@ def judge(subject: Subject, case: Case, device: torch.device, *, examine: bool =
     started = time.perf_counter()
     scope = Scope(traits=subject.traits, device_type=device.type)
     bench = Bench(subject, case, device, examine=examine)
-    status, reason = CaseStatus.PASSED, ""
+    status, reason, complete = CaseStatus.PASSED, "", False
     try:
         with subject.conditions(bench.problem), contextlib.suppress(NoResult):
             property_named(case.property_name).check(bench)
+            complete = True
     except Refused as refusal:
         status = CaseStatus.REFUSED if scope.may_refuse(case) else CaseStatus.RAISED
         reason = str(refusal)
@@ -273,4 +274,5 @@ def judge(subject: Subject, case: Case, device: torch.device, *, examine: bool =
         error_over_bound=bench.error_over_bound,
         grade=bench.grade,
         seconds=time.perf_counter() - started,
+        complete=complete,
     )
