@@ -53,14 +53,13 @@ HASH_DIGITS = 16
 FOLDS = (("llama",), ("qwen",), ("gemma",), ("phi", "granite", "olmo"))
 """Beginnings of the families that are left out together."""
 MEMBERS, TREES, DEPTH, RATE, SHRINKAGE = 3, 200, 5, 0.15, 0.25
-FURTHER_TREES, FURTHER_RATE = 100, 0.1
+FURTHER_TREES, FURTHER_RATE = 300, 0.1
 PARTS = 5
 """Parts of the sizes that are held out in turn from further trees."""
 INTERVALS = (1, 16, 64, 512)
 """Ends of the intervals of rows whose problems count alike."""
 MOST_NAMES = 24
 LEAST_GAIN = 0.0005
-DENSE = "dense"
 LEAST_SEEN = 4
 """Problems for which a choice was measured at least, to be among further ones: trees say little of sizes far from all of them."""
 MARGINS: dict[str, tuple[float, float]] = {"dense": (-0.06, 1.0)}
@@ -241,33 +240,11 @@ def _further(forest: Forest, known: Sequence[Measured]) -> Forest:
 
 
 def further(model: Predictor, problems: Sequence[Measured]) -> Predictor:
-    """Return the predictor with further trees, and with the choices and sizes of the problems in its portfolios.
-
-    Dense weights keep the earlier predictions, which further trees did not improve for sizes that were held out.
-    """
+    """Return the predictor with further trees, and with the choices and sizes of the problems in its portfolios."""
     known = [x for x in problems if not is_ruled(x.problem)]
-    forests = {
-        group: _unchanged(forest) if group == DENSE else _further(forest, [x for x in known if x.group == group])
-        for group, forest in model.forests.items()
-    }
-    portfolios = {
-        kind: earlier if kind == DENSE else portfolio([x for x in known if x.weight[0] == kind], earlier)
-        for kind, earlier in model.portfolios.items()
-    }
+    forests = {group: _further(forest, [x for x in known if x.group == group]) for group, forest in model.forests.items()}
+    portfolios = {kind: portfolio([x for x in known if x.weight[0] == kind], earlier) for kind, earlier in model.portfolios.items()}
     return dataclasses.replace(model, forests=forests, portfolios=portfolios)
-
-
-def _unchanged(forest: Forest) -> Forest:
-    """Return the forest with as many further trees as others get, which add nothing."""
-    members, _, nodes = forest.feature.shape
-    parts = {
-        "feature": np.zeros((members, FURTHER_TREES, nodes), np.int8),
-        "threshold": np.zeros((members, FURTHER_TREES, nodes), np.float32),
-        "value": np.zeros((members, FURTHER_TREES, nodes + 1), np.float32),
-    }
-    return Forest(
-        **{name: np.concatenate([getattr(forest, name), more], axis=1) for name, more in parts.items()}, start=forest.start
-    )
 
 
 def _model(trees: int, rate: float, seed: int) -> HistGradientBoostingRegressor:

@@ -353,13 +353,13 @@ def unseen() -> str:
 def further() -> str:
     """Return what predictions reach of the fastest, before and after further trees, for sizes that these did not see."""
     records = results("nvidia-h200", "predictor-further")["records"]
-    rows, records = [], [x for x in records if x["timing"] == "spaced" and x["kind"] != "dense"]
+    rows, records = [], [x for x in records if x["timing"] == "spaced"]
     for kind in dict.fromkeys(x["kind"] for x in records):
         for low, high in ((8, 16), (17, 64), (65, 512), (513, 4096)):
             found = [x for x in records if x["kind"] == kind and low <= x["m"] <= high]
             speeds = [[1 / (1 + x[f"{name}_regret"]) for x in found] for name in ("before", "after")]
             numbers = [f"{number:.2f}" for speed in speeds for number in (statistics.geometric_mean(speed), min(speed))]
-            rows.append([kind, f"{low} to {high}", str(len(found)), *numbers])
+            rows.append(["bfloat16" if kind == "dense" else kind, f"{low} to {high}", str(len(found)), *numbers])
     names = [f"{when}: {which}" for when in ("before", "after") for which in ("geometric mean", "lowest")]
     return table(["weights", "rows M", "GEMMs", *names], rows)
 
@@ -401,8 +401,7 @@ def gains() -> str:
         for device, name in (("cpu-amd-epyc", "generate"), ("nvidia-h200", "generate-36-layers-joined-prompts"))
     )
     int4 = [
-        results("nvidia-h200", f"generate-36-layers-{name}")["ways"]["int4"]["over_first_way"]
-        for name in ("walks-int4", "190-int4")
+        results("nvidia-h200", f"generate-36-layers-{name}")["ways"]["int4"]["over_first_way"] for name in ("walks-int4", "190")
     ]
     rows = [
         [f"{len(common)} common shapes, bfloat16, with CUTLASS", "H200", "torch", mean(common)],

@@ -59,8 +59,8 @@ class Forest:
         place = np.zeros((count, members * trees), dtype=np.int64)
         for _ in range((nodes + 1).bit_length() - 1):
             node = root + place
-            place = 2 * place + 1 + (flat[row + feature[node]] > threshold[node])
-        leaf = self.value.reshape(-1)[np.arange(members * trees)[None, :] * (nodes + 1) + place - nodes]
+            place = 2 * place + 1 + (flat.take(row + feature.take(node)) > threshold.take(node))
+        leaf = self.value.reshape(-1).take(np.arange(members * trees)[None, :] * (nodes + 1) + place - nodes)
         sums: NDArray[np.float32] = leaf.reshape(count, members, trees).sum(axis=2)
         return (sums + self.start).T
 

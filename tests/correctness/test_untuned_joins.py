@@ -147,7 +147,7 @@ def test_optimize_moves_layers_before_it_makes_their_tables(own_store, monkeypat
     monkeypatch.setattr(optimizing, "joinable", alike_siblings)
     monkeypatch.setattr(optimizing, "verify_defaults", lambda model, **_: calls.append(f"adjacent: {are_adjacent(model)}"))
     monkeypatch.setattr(optimizing, "tune_tables", lambda *_: None)
-    monkeypatch.setattr(optimizing, "tuning_in_background", lambda: SimpleNamespace(add=list))
+    monkeypatch.setattr(optimizing, "tuning_in_background", lambda: SimpleNamespace(add=lambda *_: None, leave=list))
     monkeypatch.setattr(optimizing, "compile_again", lambda: calls.append("compile again"))
     with settings.patch(backends=("aten",), rows="shared"):
         model = gemmtune.optimize(heads(), progress=False, **how)
