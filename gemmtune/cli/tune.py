@@ -9,11 +9,11 @@ from rich.text import Text
 
 from .. import settings
 from ..device import DeviceInfo
-from ..errors import NoValidChoicesError, StoreError
+from ..errors import StoreError
 from ..integration.measured import in_models
 from ..problem import Problem
 from ..selector.range_result import RangeResult
-from ..selector.result import Outcome, ProblemResult, remedy_for
+from ..selector.result import ProblemResult, without_pick
 from ..selector.table import TuningResult, renderables, summary_line
 from ..settings import Settings
 from ..store.store import open_store
@@ -145,8 +145,7 @@ def _require_all(result: TuningResult, chosen: Settings) -> None:
     """Raise NoValidChoicesError for the first problem without a choice, or StoreError if the results end with this process."""
     for problem in result:
         if problem.pick is None and not problem.problem.empty:
-            left_out = [(o.name, o.status.value, o.reason) for o in (*problem.outcomes, *map(Outcome.of_refusal, problem.refusals))]
-            raise NoValidChoicesError(str(problem.problem), left_out, remedy_for(problem.outcomes, chosen))
+            raise without_pick(problem, chosen)
     if trouble := open_store(chosen).trouble:
         raise StoreError(f"{trouble.removesuffix('.')}. The results are not stored.")
 

@@ -30,7 +30,7 @@ from ..selector.defaults import defaults_for
 from ..selector.log import warn_if_busy
 from ..selector.progress import FirstCall, Progress, notify
 from ..selector.ranges import tune_rows
-from ..selector.result import remedy_for
+from ..selector.result import without_pick
 from ..selector.select import select
 from ..settings import Settings
 from ..store.key import fingerprint_text
@@ -203,9 +203,7 @@ def tuned_pick(request: Request) -> Plan | None:
         listener.end(result)
     choice = candidates.picked
     if choice is None:
-        left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes]
-        left_out += [(r.name, "refused", r.reason) for r in result.refusals]
-        request.failed = NoValidChoicesError(str(request.problem), left_out, remedy_for(result.outcomes, request.settings))
+        request.failed = without_pick(result, request.settings)
         return None
     origin: Origin = "store" if result.source == "store" else "tuned"
     return bound(request.problem, choice, origin, request.device, request.settings)

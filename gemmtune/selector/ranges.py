@@ -33,7 +33,7 @@ from .proof import failures_of, rows_to_check, tile_rows
 from .range_result import RangeResult
 from .range_work import SEED, Source, Work, measured, ready_ahead, uncompiled, with_kernels
 from .remote import prepare_measuring
-from .result import AGAIN, ProblemResult, remedy_for
+from .result import AGAIN, ProblemResult, without_pick
 from .segments import INVARIANT, TABLE, Segment, Table, merged
 from .select import select
 from .siblings import Siblings
@@ -227,8 +227,7 @@ def _tune(work: Work, sampled: Sequence[int], *, limits: bool, retry: Retry) -> 
             work.results[m] = result
             work.sampled.append(m)
             if found.picked is None:
-                left_out = [(o.name, str(o.status), o.reason) for o in result.outcomes]
-                raise NoValidChoicesError(str(result.problem), left_out, remedy_for(result.outcomes, work.settings))
+                raise without_pick(result, work.settings)
             _take(work, m, found, result)
     _warn_if_busy(work)
     if work.siblings is not None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..choice import Refusal, Status
-from ..errors import ELSE_TORCH, MORE_BACKENDS
+from ..errors import ELSE_TORCH, MORE_BACKENDS, NoValidChoicesError
+from ..filters import REGEXES
 from ..problem import Problem
 from ..settings import Settings
 from ..timing.neighbours import credible_ratio
@@ -167,9 +168,16 @@ def busy(disturbed: str) -> str:
     return f" ({BUSY_MARK})" if disturbed else ""
 
 
-def remedy_for(outcomes: Iterable[Outcome], settings: Settings) -> str:
+def without_pick(result: ProblemResult, settings: Settings) -> NoValidChoicesError:
+    """Return the error for a problem without a pick: every choice that was left out, and what helps."""
+    left_out = [(o.name, str(o.status), o.reason) for o in (*result.outcomes, *map(Outcome.of_refusal, result.refusals))]
+    return NoValidChoicesError(str(result.problem), left_out, remedy_for(result.outcomes, settings, result.refusals))
+
+
+def remedy_for(outcomes: Iterable[Outcome], settings: Settings, refusals: Iterable[Refusal] = ()) -> str:
     """Return the sentence that says what helps a problem without a pick."""
-    outcomes = list(outcomes)
+    outcomes, reasons = list(outcomes), [refusal.reason for refusal in refusals]
+    regexes = [name for row in REGEXES for name in (row.allow, row.deny) if any(x.startswith(name) for x in reasons)]
     failed = [o for o in outcomes if o.disturbed]
     slow = " or ".join(name for status, name in LIMITS.items() if any(o.status is status for o in outcomes))
     if failed:
@@ -177,4 +185,6 @@ def remedy_for(outcomes: Iterable[Outcome], settings: Settings) -> str:
         return f"Tune it again on an idle machine{raised}: {', '.join(sorted({o.disturbed for o in failed}))}."
     if slow:
         return f"Raise {slow}, and tune it again."
+    if regexes:
+        return f"Change or unset {' or '.join(regexes)}."
     return f"{MORE_BACKENDS}." if settings.fallback_to_aten else ELSE_TORCH

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_choices import CLAIMS, PROBLEM, Fake
 
-from gemmtune.choice import Availability, Offers, Status
+from gemmtune.choice import Availability, Offers, Refusal, Status
 from gemmtune.device import detect
 from gemmtune.selector import offers as offers_module
 from gemmtune.selector.candidates import Candidates, Retry, row_of
@@ -113,6 +113,13 @@ def test_failures_of_a_choice_stay() -> None:
 def test_the_only_correct_choice_is_ranked_once_it_has_rivals(wrong: tuple[str, ...], settled: bool) -> None:
     found = stored(*TIMES, store=Known(aten_mm={"info": {SETTLED: ALONE}}, **dict.fromkeys(wrong, WRONG)))
     assert found.known["aten:mm"].settled == settled
+
+
+@pytest.mark.parametrize("setting", ["choice_allowlist_regex", "cutlass_op_denylist_regex"])
+def test_remedy_names_the_regex_that_refused_choices(setting: str) -> None:
+    by_regex, other = (Refusal(name="cutlass:x", reason=f"{x}: left out") for x in (f"{setting} 'x'", "no tensor cores"))
+    assert remedy_for([], Settings(), (other, by_regex)) == f"Change or unset {setting}."
+    assert remedy_for([], Settings(), (other,)).startswith("Enable more backends")
 
 
 @pytest.mark.parametrize(
