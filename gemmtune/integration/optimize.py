@@ -64,7 +64,7 @@ def optimize(
         progress: show the progress of the tuning on standard error.
         batch_invariant: run every layer, and experts of transformers and their routers, by the batch-invariant tables of their
             weights, and never by torch, like the setting of that name. Without a table they raise NoValidChoicesError. A warning
-            names modules with other matrices.
+            names modules with other matrices. They stay so in later calls, until ``restore``.
 
     Returns:
         The model. If the call fails or is interrupted, its layers keep the forwards that they had.

@@ -316,6 +316,15 @@ def test_a_call_that_fails_leaves_the_forwards_of_before():
     assert torch.isfinite(result(model, inputs)).all(), "batch-invariant layers without a table would raise"
 
 
+def test_layers_stay_batch_invariant_until_they_are_restored(own_store):
+    model, inputs = made("mlp")
+    gemmtune.optimize(gemmtune.optimize(model, batch_invariant=True))
+    with pytest.raises(gemmtune.NoValidChoicesError, match="batch"):
+        result(model, inputs)
+    gemmtune.optimize(gemmtune.restore(model))
+    assert torch.isfinite(result(model, inputs)).all()
+
+
 A, B, C = (torch.randn(size, generator=torch.Generator().manual_seed(1)) for size in ((6, 4, 32), (6, 32, 16), (16,)))
 ENDS, COLUMN_ENDS = (torch.tensor(ends, dtype=torch.int32) for ends in ([0, 1, 1, 2, 4, 4], [0, 3, 3, 4, 9, 16]))
 FUNCTIONS = {
