@@ -418,11 +418,12 @@ def test_a_choice_of_one_kernel_has_it_for_every_m() -> None:
     seen = set()
     for problem in problems:
         (rows_class, *_) = row_classes(problem)
-        for choice in load("cuda").enumerate(problem, device, Settings()).choices:
+        backends = ("cuda",) if problem.groups else ("cuda", "aten")
+        for choice in (c for x in backends for c in load(x).enumerate(problem, device, Settings()).choices):
             assert choice.one_kernel
             [first] = kernels_of(choice, range(problem.m, problem.m + 600), rows_class, device)
             assert first.problem.m == problem.m
             there = [at for m in (problem.m + 1, problem.m + 600) if isinstance(at := choice.at(rows_class.at(m), device), Choice)]
             assert {at.compile_key for at in (*there, first)} == {choice.compile_key}
             seen.add(choice.name.split("_")[0])
-    assert seen == {"cuda:gemv", "cuda:skinny", "cuda:wgmma", "cuda:grouped"}
+    assert seen == {"cuda:gemv", "cuda:skinny", "cuda:wgmma", "cuda:grouped", "aten:mm", "aten:mixed"}

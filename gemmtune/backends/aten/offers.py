@@ -53,6 +53,11 @@ class AtenChoice(Choice):
         """True, because some operations require a few rows at least, or aligned ones."""
         return True
 
+    @property
+    def one_kernel(self) -> bool:
+        """True, because torch's operations have no ``compile_key``."""
+        return True
+
     def bind(self, loaded: None) -> Kernel:  # noqa: ARG002
         """Return the kernel of the calls, which load nothing. ``run_new`` exists if torch's result has the requested layout."""
         problem = self.problem

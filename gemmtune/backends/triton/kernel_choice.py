@@ -52,7 +52,8 @@ class KernelsChoice(CompiledChoice):
 
     @property
     def obstacle(self) -> str | None:
-        return None if self.compiled else why_nothing_new("triton")
+        reason = why_nothing_new("triton")  # first: to know that a kernel is compiled takes its source
+        return None if reason is None or self.compiled else reason
 
     @property
     def arch(self) -> str:
