@@ -271,6 +271,7 @@ TUNED = {"float": (16, QKV, "joined"), "int4": (64, GATE_UP, "")}
 CLEAR = 0.15
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("kind", ESTIMATES)
 def test_estimates_decide_and_are_close_to_measured_gains(kind, elsewhere, monkeypatch):
     assert elsewhere.decide(kind, 16, QKV, H200).taken == "", "no table, no pick"

@@ -252,6 +252,7 @@ def test_work_without_a_call_is_looked_at_twice(readings_s: tuple[float, ...], n
 
 
 @pytest.mark.slow
+@pytest.mark.turn(2, 4)
 def test_nothing_is_left_by_a_judge_that_is_killed(tmp_path: Path) -> None:
     program = (
         "from gemmtune.untrusted.candidate import TORCH, Candidate\n"

@@ -180,6 +180,7 @@ def pytest_collection_modifyitems(config, items):
 """
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("processes", ["0", "1"])
 def test_cases_that_another_plugin_selects_are_no_fewer_than_the_level_asks_for(
     in_another_project: Pytest, another_project: Path, processes: str
