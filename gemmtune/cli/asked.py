@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from .. import settings
 from ..backends.own.targets import loaded
 from ..backends.table import check_names
-from ..declaration.subject import importable
+from ..declaration.named import importable
 from ..device import DeviceInfo, detect, preset
 from ..errors import DISABLED, SettingsError, UnavailableError, raised_as
 from ..settings import Settings, given

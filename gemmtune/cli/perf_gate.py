@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from .. import settings
-from ..declaration.subject import importable
+from ..declaration.named import importable
 from ..errors import raised_as
 from ..perf_gate.gate import problems_without_names, run_gate
 from ..perf_gate.options import GateOptions

@@ -10,7 +10,8 @@ from typing import Any
 
 from ..declaration.labels import DTYPES, OPS
 from ..declaration.layouts import KINDS
-from ..declaration.subject import SubjectSpec, importable
+from ..declaration.named import importable
+from ..declaration.subject import SubjectSpec
 from ..declaration.traits import Traits
 from ..errors import ConformanceError, TraitsError, raised_as
 from ..operand_kinds import full_dtype_name

@@ -90,7 +90,8 @@ class Baselines:
         except (OSError, ValueError) as error:
             raise GateError(f"baselines: {path} cannot be read: {error}; repair it, or remove it") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("entries"), list):
-            raise GateError(f"baselines: {path}: expected an object with format {FORMAT} and a list of entries")
+            got = f"format {data.get('format')!r}" if isinstance(data, dict) else type(data).__name__
+            raise GateError(f"baselines: {path}: got {got}, expected an object with format {FORMAT} and a list of entries")
         names = {f.name for f in dataclasses.fields(Baseline)}
         for number, entry in enumerate(data["entries"], 1):
             if not isinstance(entry, dict) or set(entry) != names or not isinstance(entry["key"], dict):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from ..declaration.named import why_no_module
 from ..declaration.subject import Subject, SubjectSpec, wrapped
 from ..declaration.traits import ATTRIBUTE
 from ..errors import SubjectError
@@ -60,8 +61,7 @@ def subject_of(candidate: Candidate, declared: Mapping[str, Any]) -> Subject:
         target = candidate.target
         reason = f"{target} cannot be imported: {error}"
         if target.kind == "module" and not target.roots:
-            module = target.path.partition(".")[0]
-            reason = f"{target}: there is no module {module!r} here; is it installed, or in the working folder?"
+            reason = why_no_module(str(target), target.path.partition(".")[0])
         raise SubjectError(reason) from error
     if answer.get("ours"):
         raise Unsuitable(f"{candidate.target} is a Subject of gemmtune, which cannot be called in another process")

@@ -22,7 +22,7 @@ import gemmtune
 from gemmtune import forks, settings
 from gemmtune.backends.table import load
 from gemmtune.choice import Choice, Kernel
-from gemmtune.declaration.subject import found_at
+from gemmtune.declaration.named import found_at
 from gemmtune.device import detect
 from gemmtune.problem import Problem
 

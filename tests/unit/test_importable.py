@@ -9,7 +9,7 @@ import pytest
 
 from gemmtune.cli.asked import settings_changes
 from gemmtune.conformance.options import RunOptions
-from gemmtune.declaration.subject import found_at, importable
+from gemmtune.declaration.named import found_at, importable
 from gemmtune.errors import SubjectError
 
 NAME = "gemm_in_a_file"
@@ -31,6 +31,14 @@ def test_a_file_becomes_a_module_that_is_found(tmp_path: Path, monkeypatch: pyte
     assert sys.path.count(str(tmp_path)) == 1
     assert importable("mypkg.ops:matmul") == "mypkg.ops:matmul"
     assert settings_changes({"extra_choices": (f"{NAME}.py:matmul",)}) == {"extra_choices": (f"{NAME}:matmul",)}
+
+
+def test_the_setting_takes_modules_and_says_which_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / f"{NAME}.py").write_text("def matmul(a, b):\n    return a @ b\n")
+    monkeypatch.chdir(tmp_path)
+    for there in (f"{NAME}.py", f"folder/{NAME}.py"):
+        with pytest.raises(SubjectError, match=f"got the name of a file, expected that of a module, such as {NAME}:matmul"):
+            found_at(f"{there}:matmul")
 
 
 def test_no_file_and_another_modules_name_are_refused(tmp_path: Path) -> None:

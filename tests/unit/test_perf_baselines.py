@@ -95,8 +95,8 @@ def test_slugs():
     ("text", "message"),
     [
         ("{", r"cpu-.*\.json cannot be read: .*; repair it, or remove it"),
-        ("[]", "expected an object with format 1 and a list of entries"),
-        ('{"format": 2, "entries": []}', "expected an object with format 1"),
+        ("[]", "got list, expected an object with format 1 and a list of entries"),
+        ('{"format": 2, "entries": []}', "got format 2, expected an object with format 1"),
         ('{"format": 1, "entries": [3]}', "entry 1: got 3, expected exactly key, log_ratio, pick,"),
         ('{"format": 1, "entries": [{"problem": "mm", "key": {}}]}', "entry 1: got fields key, problem, expected exactly key,"),
     ],

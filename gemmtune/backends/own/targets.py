@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import torch
 
 from ...choice import Backend
-from ...declaration.subject import Subject, SubjectSpec, found_at, wrapped
+from ...declaration.named import found_at
+from ...declaration.subject import Subject, SubjectSpec, wrapped
 from ...declaration.traits import ATTRIBUTE, Traits
 from ...errors import SubjectError
 from ...settings import Settings
