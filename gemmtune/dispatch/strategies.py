@@ -35,7 +35,8 @@ from ..selector.select import select
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
-from ..warning import warn
+from ..threads import has_main_ended
+from ..warning import warn, warn_once
 from ..workers.worker import NoWorkerError
 from .absent import announce_absent, announce_if_absent
 from .asked import USUAL_ROWS, command, note
@@ -79,7 +80,13 @@ def make_plan(problem: Problem, index: int, settings: Settings) -> Plan:
     """Make a new plan for device ``index`` (-1: CPU) by the first strategy that has one."""
     device = detect("cpu" if index < 0 else torch.device("cuda", index))
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if capturing:
+    ended = has_main_ended()
+    if ended and settings.tune != "never":
+        warn_once(
+            "The main thread of this program has ended, after which Python lets nothing be tuned: new GEMMs run stored choices or "
+            "torch. Let the main thread wait for the others (join), or tune ahead."
+        )
+    if capturing or ended:
         settings = settings.never_tuning
     request = Request(problem=problem, device=device, settings=settings, capturing=capturing)
     plans = (strategy(request) for strategy in STRATEGIES)
