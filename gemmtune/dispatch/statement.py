@@ -124,12 +124,12 @@ def check_composed(call: Call) -> None:
     }
     size = row.out_size({role: x.size for role, x in fields.items()})
     check_extra(call.name, zip(call.extra_names, call.extra, strict=True), size)
+    fields |= dict.fromkeys(row.scalars, "general")
     Problem(
         op=row.name,
         out=Layout.contiguous(size, row.result_dtype(dtype, epilogue=False)),
         device_type="cpu",
         precision=precision_of(dtype, "cpu"),
-        **dict.fromkeys(row.scalars, "general"),
         **fields,
         **call.options,
     )

@@ -45,8 +45,8 @@ def sparsity_of(name: str, weight: object) -> Sparsity:
         )
     if is_grad_transformed():
         raise InvalidProblemError(
-            f"{name}: a gradient transform of torch.func is active (grad, vjp, jacrev), which torch lacks for sparse_bsr tensors; call "
-            "backward() or torch.autograd.grad, or give bsr.to_dense() to mm"
+            f"{name}: a gradient transform of torch.func is active (grad, vjp, jacrev), which torch lacks for sparse_bsr tensors; "
+            "call backward() or torch.autograd.grad, or give bsr.to_dense() to mm"
         )
     if isinstance(weight, torch.Tensor):
         known: _Known | None = _known.get(weight)  # type: ignore[no-untyped-call]
