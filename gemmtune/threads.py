@@ -26,11 +26,3 @@ def in_a_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="gemmtune-tuning").start()
     return done.result()
-
-
-def has_main_ended() -> bool:
-    """Return True if the main thread has ended, as in functions of ``atexit`` and in threads that outlive it.
-
-    Python refuses work for pools of threads then, so that nothing can be compiled or measured.
-    """
-    return not threading.main_thread().is_alive()

@@ -12,6 +12,7 @@
 """
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +36,6 @@ from ..selector.select import select
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
-from ..threads import has_main_ended
 from ..warning import warn, warn_once
 from ..workers.worker import NoWorkerError
 from .absent import announce_absent, announce_if_absent
@@ -94,6 +94,14 @@ def make_plan(problem: Problem, index: int, settings: Settings) -> Plan:
     if "candidates" in vars(request) and plan.origin != "tuned":
         announce_if_absent(request.candidates, plan.choice)
     return plan
+
+
+def has_main_ended() -> bool:
+    """Return True if the main thread has ended, as in functions of ``atexit`` and in threads that outlive it.
+
+    Python refuses work for pools of threads then, so that nothing can be compiled or measured.
+    """
+    return not threading.main_thread().is_alive()
 
 
 def batch_invariant_choice(request: Request) -> Plan | None:

@@ -12,11 +12,13 @@ import torch
 
 import gemmtune
 from gemmtune import settings
-from gemmtune.threads import has_main_ended, in_a_thread
+from gemmtune.dispatch.strategies import has_main_ended
+from gemmtune.threads import in_a_thread
 
 PROGRAM = textwrap.dedent("""
     import concurrent.futures, threading
-    from gemmtune.threads import has_main_ended, in_a_thread
+    from gemmtune.dispatch.strategies import has_main_ended
+    from gemmtune.threads import in_a_thread
 
     def late():
         threading.main_thread().join()
