@@ -54,16 +54,18 @@ def find_table() -> ProjectTable:
 def _table_of(path: Path) -> Mapping[str, Any] | None:
     """Return the table of a file, or None if the file is missing, has none, or cannot be trusted."""
     try:
-        text = path.read_text(encoding="utf-8")
         status = path.stat()
-    except (OSError, UnicodeDecodeError):
+        if not stat.S_ISREG(status.st_mode):  # a pipe would have to be waited for
+            return None
+        data = path.read_bytes()
+    except OSError:
         return None
-    if "gemmtune" not in text:  # parsing costs milliseconds
+    if b"gemmtune" not in data:  # parsing costs milliseconds
         return None
     try:
-        tool = tomllib.loads(text).get("tool", {})
-    except tomllib.TOMLDecodeError as error:
-        if TABLE not in text:
+        tool = tomllib.loads(data.decode()).get("tool", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        if TABLE.encode() not in data:
             return None
         raise SettingsError(f"{path}: got text that is not TOML ({error}), expected a table {TABLE}") from None
     if not isinstance(tool, dict) or "gemmtune" not in tool:

@@ -14,17 +14,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_type_hints
+from typing import Literal, TypeVar, get_type_hints
 
 import platformdirs
 
 from . import setting_types as kinds
+from .blocks import Block
 from .errors import SettingsError
 from .project_file import find_table
 
 Tune = Literal["on_miss", "never", "predict", "force"]
 Search = Literal["quick", "default", "exhaustive"]
 Timing = Literal["graph", "spaced", "eager"]
+
+S = TypeVar("S", bound="Settings | None")
 
 ENVIRONMENT_PREFIX, DEFAULT = "GEMMTUNE_", "default"
 
@@ -207,20 +210,17 @@ def token(deterministic: bool | None = None) -> int:
     return current().token
 
 
-@contextmanager
-def patch(**changes: object) -> Iterator[Settings]:
-    """Change settings for a ``with`` block, in this thread or task only.
+def patch(**changes: object) -> Block[Settings]:
+    """Change settings for a ``with`` block or a decorated function, in this thread or task only.
 
     Raises:
         SettingsError: an unknown field or an illegal value. The settings are unchanged then.
     """
-    changed = _replace(given(), changes)
-    with use(changed):
-        yield changed
+    return Block(lambda: use(_replace(given(), changes)))
 
 
 @contextmanager
-def use(settings: Settings | None) -> Iterator[Settings | None]:
+def use(settings: S) -> Iterator[S]:
     """Activate complete settings for a ``with`` block, in this thread or task only. None means those of the environment."""
     reset = patched.set(settings)
     try:

@@ -13,7 +13,7 @@ from .arguments import Call
 from .checks import check_tensors, why_not_ours
 from .plan import Plan, new_output
 from .ready import plan_for
-from .statement import stated
+from .statement import check_composed, stated
 
 
 def attempted(do: Callable[[Call], torch.Tensor], call: Call, reason: str) -> torch.Tensor:
@@ -29,6 +29,8 @@ def attempted(do: Callable[[Call], torch.Tensor], call: Call, reason: str) -> to
         raise NoValidChoicesError(
             f"{call.name}, batch-invariant", [("every choice", "refused", f"torch has to do it: {reason}")], remedy
         )
+    if do is by_torch:
+        check_composed(call)
     try:
         return do(call)
     except (RuntimeError, AssertionError) as error:
@@ -66,7 +68,13 @@ def finished(
         # A product of integers that only torch has becomes what the function makes of it.
         kept = result.dtype if result.is_floating_point() else None
         dtype = _cast_at_the_end(epilogue, result, extra) or dtype or kept
+        size = result.shape
         result = epilogue(result, *extra)
+        if result.shape != size:
+            raise InvalidProblemError(
+                f"{call.name}: epilogue: got a result of shape {list(result.shape)}, expected {list(size)}, that of the product; "
+                "give operands that broadcast to it"
+            )
     result = result if dtype is None else result.to(dtype)
     out = call.out
     if out is None:

@@ -17,6 +17,7 @@ from ..problem import Epilogue, Layout, Problem, precision_of
 from ..problem.dtypes import DTYPES, accumulator_dtype, dtype_name
 from ..problem.functions import FUNCTIONS
 from ..problem.fused import Then
+from ..problem.operation import Operation
 from ..problem.problem import scalar_class
 from ..problem.trace import trace
 from .arguments import Call
@@ -66,12 +67,7 @@ def epilogue_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
     """Return the Problem of a call. Raises InvalidProblemError if operands do not fit together or a scalar overflows."""
-    row, a = call.operation.given(call.operands, gated=str(call.options.get("gated", ""))), call.a
-    for operand in row.matrices:
-        x = call.operands[operand.role]
-        dims = len(row.symbols(operand))
-        if x.dim() != dims:
-            raise InvalidProblemError(f"{call.name}: {operand.role} must be a {dims}-D tensor, got shape {list(x.shape)}")
+    row, a = _row_of(call), call.a
     fields: dict[str, Any] = {role: Layout.of(x) for role, x in call.operands.items() if not (row.sparse and role == "b")}
     if row.sparse:  # the weight is the transpose of b
         weight = call.operands["b"]
@@ -99,6 +95,44 @@ def problem_of(call: Call, epilogue: Epilogue | None) -> Problem:
     if not (problem.empty or 0 in problem.summed):  # torch reads no scalars of a product without terms
         check_scalars(call.name, zip(row.scalars, call.scalars, strict=True), a.dtype)
     return problem
+
+
+def _row_of(call: Call) -> Operation:
+    """Return the operation with the operands that a call has. Raises InvalidProblemError for a matrix of another rank."""
+    row = call.operation.given(call.operands, gated=str(call.options.get("gated", "")))
+    for operand in row.matrices:
+        x = call.operands[operand.role]
+        dims = len(row.symbols(operand))
+        if x.dim() != dims:
+            raise InvalidProblemError(f"{call.name}: {operand.role} must be a {dims}-D tensor, got shape {list(x.shape)}")
+    return row
+
+
+def check_composed(call: Call) -> None:
+    """Check shapes and options of a call that torch's own operations do. These broadcast, and know no names of options.
+
+    Strides, and dtypes of operands that have the dtype of ``a``, are torch's business. Sizes that are symbols are not checked.
+    """
+    if call.operation.sparse or any(isinstance(n, torch.SymInt) for _, x in call.inputs for n in x.shape):
+        return
+    row, dtype = _row_of(call), call.a.dtype
+    if row.floats and dtype not in DTYPES:
+        dtype = torch.float32  # torch has products of more dtypes, such as complex ones, with the same shapes
+    alike = {operand.role for operand in row.operands if operand.like_a and not operand.dtypes} | {"a"}
+    fields: dict[str, Any] = {
+        role: Layout.contiguous(tuple(x.shape), dtype if role in alike else x.dtype) for role, x in call.operands.items()
+    }
+    size = row.out_size({role: x.size for role, x in fields.items()})
+    check_extra(call.name, zip(call.extra_names, call.extra, strict=True), size)
+    fields |= dict.fromkeys(row.scalars, "general")
+    Problem(
+        op=row.name,
+        out=Layout.contiguous(size, row.result_dtype(dtype, epilogue=False)),
+        device_type="cpu",
+        precision=precision_of(dtype, "cpu"),
+        **fields,
+        **call.options,
+    )
 
 
 def noted(problem: Callable[[], Problem | None]) -> contextlib.AbstractContextManager[None]:

@@ -12,6 +12,7 @@
 """
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +36,7 @@ from ..selector.select import select
 from ..settings import Settings
 from ..store.key import fingerprint_text
 from ..store.store import Store, open_store
-from ..warning import warn
+from ..warning import warn, warn_once
 from ..workers.worker import NoWorkerError
 from .absent import announce_absent, announce_if_absent
 from .asked import USUAL_ROWS, command, note
@@ -79,7 +80,13 @@ def make_plan(problem: Problem, index: int, settings: Settings) -> Plan:
     """Make a new plan for device ``index`` (-1: CPU) by the first strategy that has one."""
     device = detect("cpu" if index < 0 else torch.device("cuda", index))
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if capturing:
+    ended = has_main_ended()
+    if ended and settings.tune != "never":
+        warn_once(
+            "The main thread of this program has ended, after which Python lets nothing be tuned: new GEMMs run stored choices or "
+            "torch. Let the main thread wait for the others (join), or tune ahead."
+        )
+    if capturing or ended:
         settings = settings.never_tuning
     request = Request(problem=problem, device=device, settings=settings, capturing=capturing)
     plans = (strategy(request) for strategy in STRATEGIES)
@@ -87,6 +94,14 @@ def make_plan(problem: Problem, index: int, settings: Settings) -> Plan:
     if "candidates" in vars(request) and plan.origin != "tuned":
         announce_if_absent(request.candidates, plan.choice)
     return plan
+
+
+def has_main_ended() -> bool:
+    """Return True if the main thread has ended, as in functions of ``atexit`` and in threads that outlive it.
+
+    Python refuses work for pools of threads then, so that nothing can be compiled or measured.
+    """
+    return not threading.main_thread().is_alive()
 
 
 def batch_invariant_choice(request: Request) -> Plan | None:

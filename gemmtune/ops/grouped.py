@@ -6,9 +6,11 @@ from typing import Any, cast
 import torch
 
 from ..declaration.traits import gemm
-from ..dispatch.arguments import transposed_operand
+from ..dispatch.arguments import call_of, transposed_operand
+from ..dispatch.checks import check_tensors
 from ..dispatch.grouped import Form, form_of
 from ..dispatch.keys import NOTHING
+from ..dispatch.statement import check_composed
 from ..errors import InvalidProblemError
 from ..operand_kinds import Encoding, Gate
 from ..problem.grouped_compositions import added_alike, added_by_token, gated_columns, within_groups
@@ -67,18 +69,31 @@ def grouped_mm(
 def _by_form(
     form: Form, quantized: bool, out: Tensor | None, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor]
 ) -> Tensor:
-    if form.op in IN_STEPS and is_batch_invariant():
+    quantized = quantized and out is None and epilogue is None and not _has_gradient(form, epilogue_args)
+    in_steps = OPERATIONS[form.op].gradient is None and out is None and _has_gradient(form, epilogue_args)
+    alike = form.op in IN_STEPS and is_batch_invariant()
+    if (quantized or in_steps or alike) and not is_compiling():
+        _check(form, epilogue, epilogue_args)
+    if alike:
         result = _in_steps(form, epilogue, epilogue_args, added_alike)
         return result if out is None else _into(out, result)
-    if quantized and out is None and epilogue is None and not _has_gradient(form, epilogue_args):
+    if quantized:
         # The rule of the weight multiplies all experts at once. torch's composition takes one after the other on a CPU.
         options = {"gated": form.options[0]} if any(form.options) else {}
         return cast(Tensor, getattr(torch.ops.gemmtune, form.op)(*form.operands, **options))
     if form.transposed:
         return _transposed(form, out, epilogue, tuple(map(transposed_operand, epilogue_args)) if epilogue_args else NOTHING)
-    if OPERATIONS[form.op].gradient is None and out is None and _has_gradient(form, epilogue_args):
+    if in_steps:
         return _in_steps(form, epilogue, epilogue_args, added_by_token)
     return operate(form.op, form.operands, out, epilogue, epilogue_args, (), form.options)
+
+
+def _check(form: Form, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor]) -> None:
+    """Raise InvalidProblemError unless the parts of a product fit, before it is done in steps that know nothing of each other."""
+    given = {operand.role: x for operand, x in zip(OPERATIONS[form.op].operands, form.operands, strict=False)}
+    call = call_of(form.op, given, options=form.options, epilogue=epilogue, epilogue_args=epilogue_args)
+    check_tensors(call)
+    check_composed(call)
 
 
 def _lacks_groups(a: Tensor, b: Tensor, offs: Tensor | None) -> bool:

@@ -43,6 +43,11 @@ def sparsity_of(name: str, weight: object) -> Sparsity:
         raise InvalidProblemError(
             f"{name}: forward-mode differentiation is active, which torch lacks for sparse_bsr tensors; give bsr.to_dense() to mm"
         )
+    if is_grad_transformed():
+        raise InvalidProblemError(
+            f"{name}: a gradient transform of torch.func is active (grad, vjp, jacrev), which torch lacks for sparse_bsr tensors; "
+            "call backward() or torch.autograd.grad, or give bsr.to_dense() to mm"
+        )
     if isinstance(weight, torch.Tensor):
         known: _Known | None = _known.get(weight)  # type: ignore[no-untyped-call]
         if known is not None and known.holds(weight):
@@ -67,6 +72,12 @@ def sparsity_of(name: str, weight: object) -> Sparsity:
     found = _checked(name, weight)
     _known[weight] = _Known(indices=stamp, dtype=weight.dtype, sparsity=found)
     return found
+
+
+def is_grad_transformed() -> bool:
+    """Return True inside of ``torch.func.grad`` and the transforms that are made of it. The others multiply sparse tensors."""
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return any(level.key() == torch._C._functorch.TransformType.Grad for level in levels)
 
 
 def declare(weight: torch.Tensor, sparsity: Sparsity) -> None:

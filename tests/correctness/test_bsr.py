@@ -156,6 +156,18 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: torch.func.jvp(lambda x: gemmtune.bsr_mm(STRIPE, x), (ONES,), (ONES,)),
         "forward-mode differentiation",
     ),
+    "gradient transform": (
+        lambda: torch.func.grad(lambda x: gemmtune.bsr_mm(STRIPE, x).sum())(ONES),
+        r"bsr_mm: a gradient transform of torch.func is active",
+    ),
+    "gradient transform of a batch": (
+        lambda: torch.func.vmap(torch.func.grad(lambda x: gemmtune.bsr_mm(STRIPE, x).sum()))(ONES.expand(2, 64, 1)),
+        r"bsr_mm: a gradient transform of torch.func is active",
+    ),
+    "gradient transform of sampled": (
+        lambda: torch.func.vjp(lambda x: gemmtune.sampled_addmm_bsr(STRIPE, torch.ones(32, 1), x).values(), ONES.t()),
+        r"sampled_addmm_bsr: a gradient transform of torch.func is active",
+    ),
     "converted": (
         lambda: gemmtune.bsr_mm(nn.ParameterList([nn.Parameter(STRIPE.clone())]).half()[0].detach(), ONES.half()),
         "got bsr of torch.float16 with values of torch.float32",

@@ -19,7 +19,7 @@ ROOT = Path(gemmtune.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version", "foreign", "regex", "warning", "bounded"),
     ("page",),
-    ("setting_types", "operand_kinds", "replacing", "forks", "interrupts", "project_file", "threads"),
+    ("setting_types", "operand_kinds", "replacing", "forks", "interrupts", "project_file", "threads", "blocks"),
     ("settings",),
     ("cache", "effort"),
     ("passes",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import pickle
@@ -327,6 +328,17 @@ def test_a_file_that_others_can_change_is_ignored_with_a_warning(outside: Path) 
         assert settings.current() == Settings()
 
 
+def test_a_table_in_another_encoding_is_an_error(outside: Path) -> None:
+    outside.write_bytes("[project]\nauthors = 'Jürgen'\n[tool.gemmtune]\nsearch = 'quick'\n".encode("latin-1"))
+    with pytest.raises(SettingsError, match="got text that is not TOML \\('utf-8' codec"):
+        settings.current()
+
+
+def test_a_pipe_is_no_project_file(outside: Path) -> None:
+    os.mkfifo(outside)
+    assert settings.current() == Settings()
+
+
 def test_other_files_that_are_not_toml_do_not_matter(outside: Path) -> None:
     outside.write_text("gemmtune, but no TOML")
     assert settings.current() == Settings()
@@ -383,3 +395,39 @@ def test_the_token_of_one_process_does_not_travel_to_another() -> None:
     arrived = pickle.loads(pickle.dumps(settings))
     assert arrived == settings
     assert "token" not in vars(arrived)
+
+
+def test_a_patch_is_entered_again_and_inside_of_itself() -> None:
+    block = settings.patch(search="quick")
+    for _ in range(2):
+        with block as outer, settings.patch(search="exhaustive"), block as inner:
+            assert (outer.search, inner.search, settings.given().search) == ("quick", "quick", "quick")
+        assert settings.given().search == "default"
+
+
+def test_a_patch_decorates_functions_and_coroutines() -> None:
+    """The patch holds while the coroutine runs, not while it is made."""
+
+    @settings.patch(search="quick")
+    async def awaited(seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return settings.given().search
+
+    @settings.patch(search="quick")
+    def called() -> str:
+        return settings.given().search
+
+    async def both() -> tuple[str, str, str]:
+        first, second = await asyncio.gather(awaited(0.002), awaited(0.001))
+        return first, second, settings.given().search
+
+    assert asyncio.run(both()) == ("quick", "quick", "default")
+    assert (called(), settings.given().search) == ("quick", "default")
+
+
+def test_a_patch_decorates_no_generator() -> None:
+    with pytest.raises(SettingsError, match=r"got the generator function .*numbers, expected a function or coroutine"):
+
+        @settings.patch(search="quick")
+        def numbers() -> Iterator[int]:
+            yield 1
