@@ -2,9 +2,9 @@
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -22,23 +22,22 @@ class Block(Generic[T]):
 
     def __init__(self, made: Callable[[], AbstractContextManager[T]]) -> None:
         self._made = made
-        self._local = threading.local()
-
-    @property
-    def _entered(self) -> list[AbstractContextManager[T]]:
-        if not hasattr(self._local, "entered"):
-            self._local.entered = []
-        found: list[AbstractContextManager[T]] = self._local.entered
-        return found
+        self._inside: list[AbstractContextManager[T]] = []
 
     def __enter__(self) -> T:
         block = self._made()
         value = block.__enter__()
-        self._entered.append(block)
+        self._inside.append(block)
+        _entered.set((*_entered.get(), block))
         return value
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool | None:
-        return self._entered.pop().__exit__(kind, error, trace)
+        here = _entered.get()
+        # None of them was entered here where a generator is closed elsewhere than it began.
+        last = next((x for x in reversed(here) if x in self._inside), self._inside[-1])
+        self._inside.remove(last)
+        _entered.set(tuple(x for x in here if x is not last))
+        return last.__exit__(kind, error, trace)
 
     def __call__(self, function: Callable[P, Any]) -> Callable[P, Any]:
         """Return the function with its calls in the block.
@@ -65,3 +64,7 @@ class Block(Generic[T]):
                 return function(*args, **words)
 
         return called
+
+
+_entered: ContextVar[tuple[AbstractContextManager[Any], ...]] = ContextVar("entered blocks", default=())
+"""The blocks in which this thread or task is, from outer to inner."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -403,6 +404,26 @@ def test_a_patch_is_entered_again_and_inside_of_itself() -> None:
         with block as outer, settings.patch(search="exhaustive"), block as inner:
             assert (outer.search, inner.search, settings.given().search) == ("quick", "quick", "quick")
         assert settings.given().search == "default"
+
+
+def test_tasks_and_threads_leave_their_own_entry_of_a_patch() -> None:
+    block = settings.patch(search="quick")
+
+    async def inside(seconds: float) -> tuple[str, str]:
+        with block:
+            await asyncio.sleep(seconds)
+            found = settings.given().search
+        return found, settings.given().search
+
+    async def both() -> list[tuple[str, str]]:
+        return await asyncio.gather(inside(0.001), inside(0.01), inside(0.002))
+
+    with ThreadPoolExecutor(2) as pool:
+        elsewhere = [pool.submit(asyncio.run, both()) for _ in range(2)]
+    assert [*asyncio.run(both()), *(x for found in elsewhere for x in found.result())] == [("quick", "default")] * 9
+    with block:
+        pass
+    assert settings.given().search == "default"
 
 
 def test_a_patch_decorates_functions_and_coroutines() -> None:
