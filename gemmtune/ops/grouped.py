@@ -89,11 +89,29 @@ def _by_form(
 
 
 def _check(form: Form, epilogue: EpilogueFunction | None, epilogue_args: Sequence[Tensor]) -> None:
-    """Raise InvalidProblemError unless the parts of a product fit, before it is done in steps that know nothing of each other."""
+    """Raise InvalidProblemError unless the parts of a product fit, before it is done in steps that know nothing of each other.
+
+    Parts that fit are remembered by their shapes: to state them takes longer than the rest of a small product.
+    """
+    parts = (*form.operands, *epilogue_args)
+    plain = all(x is None or isinstance(x, Tensor | str) for x in parts)
+    given_parts = ((type(x), x.shape, x.dtype, x.layout, x.device) if isinstance(x, Tensor) else x for x in parts)
+    key = (form.op, form.options, *given_parts) if plain else ()
+    if key in _fitting:
+        return
     given = {operand.role: x for operand, x in zip(OPERATIONS[form.op].operands, form.operands, strict=False)}
     call = call_of(form.op, given, options=form.options, epilogue=epilogue, epilogue_args=epilogue_args)
     check_tensors(call)
     check_composed(call)
+    if len(_fitting) >= MOST_FITTING:
+        _fitting.clear()
+    if plain:
+        _fitting.add(key)
+
+
+MOST_FITTING = 1024
+"""Combinations of shapes that are remembered. Each number of tokens is another one."""
+_fitting: set[tuple[object, ...]] = set()
 
 
 def _lacks_groups(a: Tensor, b: Tensor, offs: Tensor | None) -> bool:

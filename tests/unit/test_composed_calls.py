@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import gemmtune
 from gemmtune import QuantizedWeight, settings
 from gemmtune.errors import InvalidProblemError
+from gemmtune.ops import grouped
 
 A, B = torch.randn(8, 128), torch.randn(3, 128, 16)
 INT8 = torch.ones(128, 16, dtype=torch.int8)
@@ -71,6 +72,15 @@ def test_groups_are_checked_whoever_multiplies(call, words):
     refused(lambda: torch.func.jvp(lambda a: call(a, B), (A,), (A,)), words)
     refused(lambda: call(A, quantized), words)
     refused(lambda: call(graded, quantized), words)
+
+
+def test_groups_that_fit_are_checked_once(monkeypatch):
+    quantized, checked = QuantizedWeight.quantize(B, "int8"), []
+    monkeypatch.setattr(grouped, "_fitting", set())
+    monkeypatch.setattr(grouped, "check_composed", checked.append)
+    for rows in (8, 8, 7, 8):
+        gemmtune.grouped_mm(A[:rows], quantized, OFFS.clamp(max=rows))
+    assert len(checked) == 2, "a check for each number of rows"
 
 
 def test_complex_shapes_are_checked():
